@@ -43,5 +43,5 @@ def test_what_is_kept_of_an_earlier_set_changes_no_byte(changes: list[tuple[set[
 def test_a_set_with_few_routes_is_written_as_a_whole() -> None:
     encoder, known = DesiredSetEncoder(), {number: route(number, 1) for number in range(2 * FEW)}
     for count in (2 * FEW, 3, 2 * FEW):
-        one = desired(set(range(count)), known, Forwarding())
+        one = desired_set(set(range(count)), known, Forwarding())
         assert encoder.dump(one) == codec.dump(one)

@@ -79,9 +79,10 @@ def place(
     for _, equals in groupby(intents, key=lambda intent: intent.priority):
         group = _PriorityGroup(scope, tuple(equals), current, decided, as_if_local, standing, columns)
         decided = group.decide(explain)
+        concerned |= group.concerned
     plans, allocations = decided.plans, decided.allocations
     if columns is not None:
-        columns.touch(concerned)
+        columns.touch(concerned)  # nothing of this plan is in the next one's inputs, unless it is stored
     budgets = tuple(
         TenantBudget(tenant, quota.cost, allocations.usage(tenant).cost)
         for tenant, quota in sorted(inputs.quotas.items())
@@ -133,8 +134,8 @@ class _PriorityGroup:
         self._as_if_local = as_if_local
         self._standing = standing
         self._columns = columns
-        # Nodes of workloads that were decided.
-        self._concerned: Set[str] = set()
+        self.concerned: Set[str] = set()
+        """Nodes of workloads that were decided."""
         # Workloads whose candidates are kept, and the last solver of each.
         self._shared: Collection[WorkloadKey] = ()
         self._solvers = dict[WorkloadKey, Solver]()
@@ -172,7 +173,7 @@ class _PriorityGroup:
         scope, inputs = self._scope, self._scope.inputs
         allocations, baseline, caps = self._before.allocations, self._before.baseline, self._before.caps.copy()
         plans = list(self._before.plans)
-        self._touch(self._concerned)
+        self._touch(self.concerned)
         for intent in self._intents:
             replicas, tenant = self._current[intent.key], intent.key.tenant
             baseline = self._standing.baseline(baseline, intent)
@@ -205,7 +206,7 @@ class _PriorityGroup:
 
     def _touch(self, nodes: Set[str]) -> None:
         """The next workload finds something else taken there."""
-        self._concerned = self._concerned | nodes
+        self.concerned = self.concerned | nodes
         if self._columns is not None:
             self._columns.touch(nodes)
 
