@@ -160,6 +160,14 @@ DECISIONS: Final = CounterMetric(
     f"{PROGRAM}_decisions_total",
     "Workloads that steps of the region decided about. In a region at rest there are none.",
 )
+DECISIONS_AUDITED: Final = CounterMetric(
+    f"{PROGRAM}_decisions_audited_total",
+    "Workloads that steps of the region decided about again although nothing had changed, a few in each step.",
+)
+DECISIONS_REFUTED: Final = CounterMetric(
+    f"{PROGRAM}_decisions_refuted_total",
+    "Of those, workloads that came out otherwise: a defect. The region then decides about everything again.",
+)
 STEPS_FAILED: Final = CounterMetric(
     f"{PROGRAM}_steps_failed_total", "Steps of the region or of its membership that could not be stored."
 )
@@ -350,6 +358,8 @@ REGION: Final[tuple[DeclaredMetric, ...]] = (
     LATENCY_BOUND,
     COST,
     DECISIONS,
+    DECISIONS_AUDITED,
+    DECISIONS_REFUTED,
     STEPS_FAILED,
     MIGRATIONS,
     MIGRATIONS_ENDED,

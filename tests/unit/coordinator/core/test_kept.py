@@ -8,11 +8,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, intent, node
+from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.kept import KeptDecisions
+from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
-from shoal.types.units import Watts
+from shoal.types.units import Elapsed, Wall, Watts
 from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby
 
 T = TypeVar("T")
@@ -146,8 +150,9 @@ EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 2**32))
 def test_what_changed_is_decided_as_everything_would_be(seed: int) -> None:
-    """`CoreRegion.step` compares both at every step."""
+    """`CoreRegion.step` compares both at every step, events included: no audit ever refutes what is kept."""
     chance, region = Choices(seed), region_of(NODES)
+    region.kept = KeptDecisions(audited_per_step=seed % 3)
     for _ in range(4):
         add(region, chance)
     region.run(6)
@@ -173,3 +178,31 @@ def test_a_region_at_rest_decides_about_nothing_and_one_event_about_its_own() ->
     region.agents[name].front_ready = False
     region.step()
     assert region.decided_about[-1] == len(held[name])
+
+
+def test_an_audit_refutes_what_is_kept_where_a_change_was_missed() -> None:
+    region = region_of(NODES)
+    region.kept = KeptDecisions(audited_per_step=1)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(4))
+    region.run(20)
+
+    def decide_again() -> Decision:
+        decision = decide(missed, NO_MIGRATIONS, now, wall, region.kept)
+        region.kept.adopt(missed, NO_MIGRATIONS, decision, now)
+        return decision
+
+    now, wall, world = Elapsed(region.now), Wall(START + region.now), region.world()
+    missed = replace(world, changed_nodes=frozenset())
+    audited = [decide_again() for _ in region.intents]
+    assert {(each.audited, each.refuted, len(each.plan.workloads)) for each in audited} == {(1, (), 1)}
+    assert len({each.plan.workloads[0].workload for each in audited}) == len(region.intents), "in turn"
+    held = {one.workload: node for node, content in region.desired.items() for one in content.assignments}
+    asked = audited[0].plan.workloads[0].workload
+    lost = replace(world.fleet.nodes[held[asked]], liveness=Liveness.LOST)
+    missed = replace(missed, fleet=world.fleet.with_node(lost))
+    found = decide_again()
+    assert found.refuted == (asked,)
+    assert [(each.code, each.workload) for each in found.events if each.code == "DECISION_REFUTED"] == [
+        ("DECISION_REFUTED", asked)
+    ]
+    assert decide_again().is_whole

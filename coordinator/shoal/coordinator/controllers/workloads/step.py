@@ -69,6 +69,9 @@ from shoal.types.workload import Intent, WorkloadKey
 DESIRED: Final = "desired/"
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
+AUDITED_PER_STEP: Final = 4
+"""Settled workloads that a step decides about again. A region at rest takes a step every 2 s, so that 10,000 of them
+take 84 minutes."""
 RECONNECT_S: Final = 5.0
 """All agents reconnect within this time (`reconnect_after` of the agent)."""
 
@@ -133,7 +136,7 @@ class WorkloadsController:
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._written_at: dict[str, Elapsed] = {}
-        self._kept = KeptDecisions()
+        self._kept = KeptDecisions(AUDITED_PER_STEP)
         self._counts = WantedReplicas()
         self._contents: dict[str, DesiredContent] = {}
         """The content of each desired set."""
@@ -357,7 +360,9 @@ class WorkloadsController:
         triggers = self._should_evaluate_moves(world, now)
         advanced = advance(world, self.migrations.all, now, wall, run_triggers=triggers, kept=self._kept)
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
-        self._meter.add(metrics.DECISIONS, len(decision.plan.workloads))
+        self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
+        self._meter.add(metrics.DECISIONS_AUDITED, decision.audited)
+        self._meter.add(metrics.DECISIONS_REFUTED, len(decision.refuted))
         if self.auditor is not None:
             whole = advance(world, self.migrations.all, now, wall, run_triggers=False)
             self.auditor(differences(world, decision, whole.decision))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from immutables import Map
 
@@ -69,6 +69,7 @@ from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
 T = TypeVar("T")
+REFUTED: Final = "decided again, it comes out otherwise though nothing that should matter changed: a defect of Shoal"
 
 
 def decide(
@@ -154,6 +155,11 @@ def decide(
     sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
     limits_of = tenant_limits(*(world.quotas, entries, world.fleet, world.desired, world.demands, world.confirmed))
     heartbeat_s = kept.heartbeat_s
+    concerned |= {
+        node
+        for node, found in assigned.items()
+        if node not in world.desired or found != world.desired[node].assignments
+    }
     looked_at = _nodes_to_look_at(world, kept, part, concerned, sleeping, limits_of)
     held = {node: assigned[node] if node in assigned else world.desired[node].assignments for node in looked_at}
     contents = {
@@ -181,9 +187,17 @@ def decide(
     slept = sleep.sleep_events(world.fleet, world.desired, contents)
     events = outcome.events + _poisonings(world.memory, memory) + slept
     events += budget_events(memory.over_budget, plan.budgets)
-    return Decision(
+    decision = Decision(
         plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.nodes
     )
+    return _with_audit(decision, part, kept.find_refuted(world, decision, now))
+
+
+def _with_audit(decision: Decision, part: StepPart, refuted: tuple[WorkloadKey, ...]) -> Decision:
+    if not part.audited:
+        return decision
+    events = tuple(RegionEvent("DECISION_REFUTED", str(key), REFUTED, "", key) for key in refuted)
+    return replace(decision, events=decision.events + events, audited=len(part.audited), refuted=refuted)
 
 
 def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall) -> Inputs:

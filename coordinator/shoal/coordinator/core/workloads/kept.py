@@ -5,6 +5,9 @@ time is. It is decided about again once one of its inputs changes: its documents
 tenant's quota, or what holds for the whole region. All other workloads are decided about in every step. What is settled
 takes part in placement by what it takes of devices and quotas.
 
+That nothing else could change a decision is audited: each step decides about a few settled workloads again, in turn. If
+one comes out otherwise, everything is decided again.
+
 Nothing here is stored: without it, a step decides about everything, and comes to the same.
 """
 
@@ -12,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from shoal.coordinator.core.fleet.commitments import LOADED_PHASES, NO_COMMITMENT, MemoryCommitment, memory_of
@@ -81,13 +85,19 @@ class StepPart:
     nodes: set[str]
     # Workloads that came or went since the last step.
     come_and_gone: set[WorkloadKey] = field(default_factory=set)
+    # Settled workloads among them that are decided about again, because it is their turn.
+    audited: dict[WorkloadKey, SettledWorkload] = field(default_factory=dict)
+    # True: one of those came out otherwise.
+    is_refuted: bool = False
 
 
 class KeptDecisions:
     """Of one region. `open` begins a step and `adopt` ends it once its decision is stored; without the latter, the next
     step decides about everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, audited_per_step: int = 0) -> None:
+        """audited_per_step: settled workloads that each step decides about again, in turn."""
+        self._audited_per_step = audited_per_step
         self._part: StepPart | None = None
         self._loose = set[WorkloadKey]()
         """Workloads that are not settled, deleted ones with assignments included."""
@@ -151,7 +161,7 @@ class KeptDecisions:
         part, self._part = self._part, None
         if part is None or _is_trading(world, migrations):
             return
-        self._is_known = True
+        self._is_known = not part.is_refuted
         for node, content in decision.desired.items():
             self._count_holders(node, world.desired.get(node, NO_CONTENT).assignments, content.assignments)
         plans = {each.workload: each for each in decision.plan.workloads}
@@ -165,6 +175,24 @@ class KeptDecisions:
             if (found := _settle(world, decision, plans[key], intent, self._holders.get(key, ()), now)) is not None:
                 self._add(key, found)
         self._loose = {key for key in self._loose if key in self._intents or self._holders.get(key)}
+
+    def find_refuted(self, world: RegionState, decision: Decision, now: Elapsed) -> tuple[WorkloadKey, ...]:
+        """The settled workloads that the step that began last decided about again, and otherwise than before although
+        nothing that should matter changed. Then the next step decides about everything."""
+        part = self._part
+        if part is None or not part.audited:
+            return ()
+        plans = {each.workload: each for each in decision.plan.workloads}
+        waiting = {each.workload for each in decision.waits}
+
+        def is_same(key: WorkloadKey, before: SettledWorkload) -> bool:
+            holders = self._holders.get(key, ())
+            now_settled = _settle(world, decision, plans[key], self._intents[key], holders, now)
+            return key not in waiting and now_settled == before
+
+        found = tuple(sorted(key for key, before in part.audited.items() if not is_same(key, before)))
+        part.is_refuted = bool(found)
+        return found
 
     # -- what changed ------------------------------------------------------------------------------------------------
 
@@ -212,17 +240,30 @@ class KeptDecisions:
             self._loosen(move.workload)
         self._loosen_disproving(world)
         self._loosen_tenants(world)
-        held = {node for key in self._loose for node in self._holders.get(key, ())}
+        touched = {node for key in self._loose for node in self._holders.get(key, ())}
+        audited = self._take_audited()
+        held = touched | {node for key in audited for node in self._holders.get(key, ())}
         desired = {
             node: tuple(one for one in world.desired[node].assignments if one.workload not in self._settled)
             for node in sorted(held)
             if node in world.desired
         }
-        nodes = set(world.fleet.nodes) if is_regrouped or before_s != self.heartbeat_s else held
+        nodes = set(world.fleet.nodes) if is_regrouped or before_s != self.heartbeat_s else touched
         if is_regrouped:
             self.entries = None
         intents = tuple(each for key in self._loose if (each := self._intents.get(key)) is not None)
-        return StepPart(False, intents, desired, nodes | changed, come_and_gone)
+        return StepPart(False, intents, desired, nodes | changed, come_and_gone, audited)
+
+    def _take_audited(self) -> dict[WorkloadKey, SettledWorkload]:
+        """The workloads whose turn it is to be decided about again: those that were settled first."""
+        found = dict[WorkloadKey, SettledWorkload]()
+        for key, settled in [*islice(self._settled.items(), self._audited_per_step)]:
+            if self._intents[key].preempt is Preempt.NEVER:
+                found[key] = settled
+                self._loosen(key)
+            else:  # to decide about it is to decide about everything
+                self._settled[key] = self._settled.pop(key)
+        return found
 
     def _take_intents(self, intents: tuple[Intent, ...]) -> set[WorkloadKey]:
         """Workloads that came or went."""

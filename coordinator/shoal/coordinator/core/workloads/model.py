@@ -398,3 +398,7 @@ class Decision:
     remembered: frozenset[WorkloadKey] = frozenset()
     # Nodes on which something was measured.
     measured: frozenset[str] = frozenset()
+    # Number of workloads about which an earlier decision was audited.
+    audited: int = 0
+    # Those of them about which it was another.
+    refuted: tuple[WorkloadKey, ...] = ()
