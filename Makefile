@@ -10,6 +10,7 @@ PLUGIN_STAMP := $(VENV)/.installed-plugins
 TEST_STAMP := $(VENV)/.installed-tests
 SITE_STAMP := $(VENV)/.installed-site
 DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local,top]' -e simulator
+FORMER_DISTS := shoal shoal-agent shoal-coordinator shoal-policies shoal-protos shoal-simulator
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 LINK ?= grpc
@@ -37,6 +38,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): $(VENV)/bin/python $(PYPROJECTS)
+	@# An environment from before they were renamed would have every part, and its entry points, twice.
+	$(BIN)/pip uninstall -qq --disable-pip-version-check --yes $(FORMER_DISTS)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(DISTS)
 	@# Models and a page that come inside wheels; only their files are needed, so their dependencies are left out.
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime scikit-image
@@ -100,10 +103,12 @@ $(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
 	fi
 	touch $@
 
-wheels: $(WHEELS) ## what the images install, in dist/wheels: no registry is asked when they are built
+wheels: $(WHEELS) ## Shoal's own wheels in dist/shoal; in dist/wheels what images install with them, so that they ask no registry
+	rm -rf dist/shoal
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal ./protos ./policies ./agents ./coordinator ./cli ./simulator
 
 lock: ## after a change of constraints.txt: the hashes of what the images install, as its registry gives it today
-	$(MAKE) --no-print-directory wheels || test -n "$$(ls dist/wheels)"
+	$(MAKE) --no-print-directory $(WHEELS) || test -n "$$(ls dist/wheels)"
 	cd dist/wheels && sha256sum *.whl >../../deploy/images/wheels-$$(uname -m).sha256
 
 images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml; by digest in dist/images.yml
@@ -129,7 +134,8 @@ bundle: $(STAMP) ## dist/shoal-device-ARCH.tar: install.sh, units and all wheels
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/bundle/shoal-device/wheels ./protos ./policies ./agents ./coordinator
 	cd dist/bundle/shoal-device/wheels && $(abspath $(BIN))/pip download -q --disable-pip-version-check \
 	    --only-binary=:all: -c $(abspath constraints.txt) $(FOREIGN) --no-cache-dir -d . \
-	    ./shoal_protos-*.whl ./shoal_policies-*.whl ./shoal_coordinator-*.whl "$$(ls ./shoal_agent-*.whl)[cpu]"
+	    ./shoal_orchestrator_protos-*.whl ./shoal_orchestrator_policies-*.whl ./shoal_orchestrator_coordinator-*.whl \
+	    "$$(ls ./shoal_orchestrator_agent-*.whl)[cpu]"
 	cp -r deploy/install.sh deploy/systemd dist/bundle/shoal-device
 	tar -C dist/bundle --owner=0 --group=0 -cf dist/shoal-device-$(ARCH).tar shoal-device
 	@ls -sh dist/shoal-device-$(ARCH).tar

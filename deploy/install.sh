@@ -2,7 +2,7 @@
 # Puts Shoal's agent (or a coordinator) on this machine as a service of systemd: a user, a virtual environment below
 # /opt/shoal, settings in /etc/shoal, state in /var/lib. Guide: docs/guides/devices.md.
 #
-# shellcheck disable=SC2086,SC2231 # home, state, unit and so on are words of this script
+# shellcheck disable=SC2086,SC2231 # home, state, unit, with and so on are words of this script
 #
 # Refusals are one line on stderr, `found: ..; wanted: ..; try: .. (CODE)`, with status 1; a wrong command line ends with status 2.
 set -eu
@@ -118,6 +118,7 @@ case $role in "" | node | gateway) ;; *) wrong "--role node or gateway" ;; esac
 [ -z "$enrol$token$role$labels$listen$extras" ] || [ "$part" = agent ] || wrong "--enrol, --token-file, --role, --label, --listen and --extras are an agent's"
 
 program=shoal-$part
+distribution=shoal-orchestrator-$part
 unit=$program.service
 home=/opt/shoal/$part
 state=/var/lib/$program
@@ -215,23 +216,23 @@ check_settings() {
 # -- a release: a virtual environment below $home/releases, chosen by the link $home/current ---------------------------
 
 packages() { # what pip is asked for
-    name=$program
-    if [ "$part" = agent ] && [ "$extras" != none ]; then name="${program}[$extras]"; fi
+    with=""
+    if [ "$part" = agent ] && [ "$extras" != none ]; then with="[$extras]"; fi
     if [ -z "$wheels" ]; then
         sources=$(cd "$here/.." && pwd)
         say "--constraint $sources/constraints.txt $sources/protos"
         [ "$part" = agent ] || say "$sources/policies"
-        say "$sources/$1${name#"$program"}"
+        say "$sources/$1$with"
     else
-        say "$name"
+        say "$distribution$with"
     fi
 }
 
 make_release() {
     if [ -z "$wheels" ] && [ -d "$here/wheels" ]; then wheels=$here/wheels; fi
     if [ -n "$wheels" ]; then
-        ls "$wheels/shoal_$part"-*.whl >/dev/null 2>&1 ||
-            refuse NOT_FOUND "no shoal_$part-*.whl in $wheels" "a folder of wheels" "make bundle"
+        ls "$wheels/shoal_orchestrator_$part"-*.whl >/dev/null 2>&1 ||
+            refuse NOT_FOUND "no shoal_orchestrator_$part-*.whl in $wheels" "a folder of wheels" "make bundle"
         wheels=$(cd "$wheels" && pwd)
         set -- --no-index --find-links "$wheels"
     else

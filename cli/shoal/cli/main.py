@@ -44,7 +44,7 @@ class Verbs(GroupedHelp):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"},
 )
-@click.version_option(package_name="shoal", message="shoal %(version)s")
+@click.version_option(package_name="shoal-orchestrator", message="shoal %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def shoal(ctx: click.Context, debug: bool) -> None:

@@ -23,14 +23,14 @@ from harness.ports import free_ports
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
 
-EARLIER, NOW, LATER = "0.0.9", version("shoal-agent"), "9.0.0"
+EARLIER, NOW, LATER = "0.0.9", version("shoal-orchestrator-agent"), "9.0.0"
 ROOT = Path(__file__).resolve().parents[3]
 DISTRIBUTIONS = {
-    "shoal-protos": "protos",
-    "shoal-policies": "policies",
-    "shoal-agent": "agents",
-    "shoal-coordinator": "coordinator",
-    "shoal": "cli",
+    "shoal-orchestrator-protos": "protos",
+    "shoal-orchestrator-policies": "policies",
+    "shoal-orchestrator-agent": "agents",
+    "shoal-orchestrator-coordinator": "coordinator",
+    "shoal-orchestrator": "cli",
 }
 
 _SHIM = '''"""{what} Imported by every process that has this folder in its PYTHONPATH."""
@@ -102,10 +102,13 @@ def _declare_version(folder: Path, number: str, shim: str) -> str:
     """A folder that says of every distribution that it is this version, entry points and all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in DISTRIBUTIONS:
-        info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-        (info / "entry_points.txt").write_text(distribution(name).read_text("entry_points.txt") or "")
+        entry_points = distribution(name).read_text("entry_points.txt") or ""
+        former = name.replace("shoal-orchestrator", "shoal")  # what commits before the change of names ask for
+        for declared, listed in ((name, entry_points), (former, "")):
+            info = folder / f"{declared.replace('-', '_')}-{number}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {declared}\nVersion: {number}\n")
+            (info / "entry_points.txt").write_text(listed)
     if shim:
         (folder / "sitecustomize.py").write_text(shim)
     return str(folder)

@@ -63,7 +63,7 @@ def test_another_release_and_the_one_before(machine: SystemdMachine) -> None:
 
 def test_what_pip_cannot_install_leaves_the_present_release_alone(machine: SystemdMachine) -> None:
     current = machine.path("/opt/shoal/agent/current").readlink()
-    machine.run_checked("sh", "-c", "mkdir /srv/few && cp /srv/shoal-device/wheels/shoal_* /srv/few")
+    machine.run_checked("sh", "-c", "mkdir /srv/few && cp /srv/shoal-device/wheels/shoal_orchestrator_* /srv/few")
     done = machine.run("sh", SCRIPT, "--upgrade", "--wheels", "/srv/few")
     assert done.returncode == 1
     assert "(FETCH_FAILED)" in done.stderr

@@ -139,6 +139,7 @@ def test_the_version_is_told_without_a_region(tmp_path: Path) -> None:
     done = run("version", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"shoal +\d+\.\d+\.\d+\S*\n", done.stdout)
+    assert run("--version", home=tmp_path).stdout.split() == done.stdout.split()
     told = json.loads(run("version", "-o", "json", home=tmp_path).stdout)
     assert (told["client"], told["region"]) == (done.stdout.split()[1], None)
 

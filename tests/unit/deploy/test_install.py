@@ -120,13 +120,13 @@ def test_no_index_is_asked_for_a_package_of_ours(tmp_path: Path) -> None:
     assert "pip" not in refused.stdout
 
     (alone / "wheels").mkdir()
-    (alone / "wheels" / "shoal_agent-0.1.0-py3-none-any.whl").touch()
+    (alone / "wheels" / "shoal_orchestrator_agent-0.1.0-py3-none-any.whl").touch()
     (asked,) = re.findall(r"^.*pip install.*$", install(*JOINS, facts=facts, script=Path(script)).stdout, re.MULTILINE)
-    assert f"--no-index --find-links {alone / 'wheels'} shoal-agent[cpu]" in asked
+    assert f"--no-index --find-links {alone / 'wheels'} shoal-orchestrator-agent[cpu]" in asked
 
     (beside,) = re.findall(r"^.*pip install.*$", install(*JOINS, facts=facts).stdout, re.MULTILINE)
     assert f"--constraint {ROOT}/constraints.txt {ROOT}/protos {ROOT}/agents[cpu]" in beside
-    assert " shoal-agent" not in beside
+    assert " shoal-orchestrator" not in beside
 
 
 def test_it_refuses_a_machine_that_will_not_do(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """What README and guides tell people to type: documents that `shoal validate` takes, no package of a stranger's."""
 
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -112,7 +113,9 @@ def _document(kind: str, spec: dict[str, object]) -> str:
 _INSTALLS: Final = re.compile(
     r"\b(?:pip3?|pipx|uv|poetry|conda)(?: pip| tool)? (?:install|download|wheel|add|run)\b(?P<rest>[^\n`]*)"
 )
-_NAMED: Final = re.compile(r"(?:^|[\s'\"=])shoal(?:-[a-z]+)?(?:\[[a-z,]+\])?(?=$|[\s'\"=<>~,;)])")
+_NAMED: Final = re.compile(r"(?:^|[\s'\"=])shoal(?:-[a-z]+)*(?:\[[a-z,]+\])?(?=$|[\s'\"=<>~,;)])")
+_ASKED_FOR: Final = re.compile(r"""(?:\b(?:version|version_of|distribution)\(|package_name=)["'](shoal[\w-]*)["']""")
+"""What a program asks of a distribution that is installed."""
 SOURCES: Final = ("cli", "agents", "coordinator", "policies", "protos", "benchmarks")
 
 
@@ -147,17 +150,63 @@ def test_nobody_is_told_to_install_a_stranger_s_package() -> None:
 @pytest.mark.parametrize(
     ("line", "is_found"),
     [
-        ("pip install 'shoal-agent[cpu]'", True),
-        ("pip install shoal-coordinator", True),
+        ("pip install 'shoal-orchestrator-agent[cpu]'", True),
+        ("pip install shoal-orchestrator-coordinator", True),
         ("try: pip install shoal", True),
         ("pip install -c constraints.txt ./protos './agents[cpu]'", False),
-        ("pip install --no-index --find-links wheels shoal-agent", False),
-        ("pip install ./shoal_agent-0.1.0-py3-none-any.whl", False),
+        ("pip install --no-index --find-links wheels shoal-orchestrator-agent", False),
+        ("pip install ./shoal_orchestrator_agent-0.1.0-py3-none-any.whl", False),
         ("pip install 'tritonclient[grpc]'", False),
     ],
 )
 def test_what_counts_as_such_an_instruction(line: str, is_found: bool) -> None:
     assert bool(public_installs(line)) is is_found
+
+
+def distributions() -> dict[str, dict[str, Any]]:
+    """The `[project]` of every part, by its folder."""
+    return {
+        file.parent.name: tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("*/pyproject.toml"))
+    }
+
+
+def test_the_table_of_distributions_is_what_the_parts_declare() -> None:
+    def join_names(names: Iterable[str]) -> str:
+        return ", ".join(f"`{each}`" for each in sorted(names))
+
+    table = (ROOT / "docs/guides/operating.md").read_text()
+    rows = {tuple(cell.strip() for cell in row.strip("|\n").split("|")) for row in table.splitlines() if "`" in row}
+    parts = distributions()
+    assert set(parts) == {"agents", "cli", "coordinator", "policies", "protos", "simulator"}
+    for folder, part in parts.items():
+        extras, programs = part.get("optional-dependencies", {}), part.get("scripts", {})
+        assert (f"`{part['name']}`", f"`{folder}`", join_names(extras), join_names(programs)) in rows
+
+
+def test_every_distribution_that_is_named_is_one_of_ours() -> None:
+    """Also in what parts depend on: an index asked for a former name would give somebody else's package."""
+    parts = [*distributions().values(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]]
+    extras = {part["name"]: set(part.get("optional-dependencies", {})) for part in parts}
+    assert all(re.fullmatch(r"shoal-orchestrator(-[a-z]+)?", name) for name in extras)
+    for part in parts:
+        options = part.get("optional-dependencies", {}).values()
+        for asked in (*part["dependencies"], *(each for option in options for each in option)):
+            name, _, wanted = asked.partition(" @ ")[0].rstrip("]").partition("[")
+            if name.startswith("shoal"):
+                assert set(wanted.split(",")) - {""} <= extras[name], asked
+    for page in (*pages(), *sorted((ROOT / "tests/harness").rglob("*.py"))):
+        for found in _ASKED_FOR.findall(page.read_text(errors="replace")):
+            assert found in extras, f"{page.relative_to(ROOT)} asks for {found}"
+    named = re.compile(r"shoal[-_]orchestrator(?:[-_](?!\*)[a-z]+)*")
+    for page in (*pages(), *sorted((ROOT / "tests/harness").rglob("*.py"))):
+        for found in named.findall(page.read_text(errors="replace")):
+            assert found.replace("_", "-") in extras, f"{page.relative_to(ROOT)} names {found}"
+
+
+def test_the_licence_is_left_to_the_owner() -> None:
+    for part in distributions().values():
+        assert not {"license", "license-files", "classifiers"} & set(part)
+    assert "**Licence.** It is the owner's to choose" in (ROOT / "README.md").read_text()
 
 
 def test_every_test_that_a_page_names_is_there() -> None:

@@ -13,7 +13,7 @@ def main() -> None:
     if not order:
         return  # the agent ended before it asked
     search = unpack(DriverSearch, order)
-    found = Installation(version("shoal-agent"), present_drivers(search.options, cpu=search.cpu))
+    found = Installation(version("shoal-orchestrator-agent"), present_drivers(search.options, cpu=search.cpu))
     sys.stdout.buffer.write(pack(found))
 
 

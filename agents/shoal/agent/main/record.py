@@ -44,7 +44,8 @@ def record(name: str, to: Path) -> int:
                 driver.read(device.name)
             except ShoalError as error:
                 print(f"{device.name}: {error.refusal}", file=sys.stderr)
-    about = f"shoal-agent {version('shoal-agent')}, {len(devices)} devices: {', '.join(each.model for each in devices)}"
+    models = ", ".join(each.model for each in devices)
+    about = f"shoal-agent {version('shoal-orchestrator-agent')}, {len(devices)} devices: {models}"
     content = {"driver": name, "origin": "recorded", "about": about, "answers": machine.answers}
     to.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     print(f"{len(machine.answers)} answers in {to}: {about}")

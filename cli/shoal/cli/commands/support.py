@@ -59,7 +59,11 @@ def _bundle_files(api: RegionClient, *, documents: bool) -> Iterator[tuple[str, 
 
     def coordinator_info() -> str:
         found = diagnosed()
-        said = {"shoal": version("shoal"), "versions": dict(found.versions), "flags": redact_flags(found.config)}
+        said = {
+            "shoal": version("shoal-orchestrator"),
+            "versions": dict(found.versions),
+            "flags": redact_flags(found.config),
+        }
         return json.dumps(said, indent=1, sort_keys=True)
 
     def listing(kind: str) -> Callable[[], str]:

@@ -22,7 +22,7 @@ EVENTS = 200
 def top(context: str, region: str) -> None:
     """Nodes, devices, workloads, placements, moves and events, looked at every second.
 
-    1 to 6 open a table, arrows and Enter a row of it, q ends. It needs Textual: the extra `top` of the wheel.
+    1 to 6 open a table, arrows and Enter a row of it, q ends. It needs Textual: the wheel's extra `top`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):  # Textual draws on the last
         raise refuse(Code.USAGE, "no terminal", "a terminal", "shoal status, or shoal get all --watch")
@@ -30,7 +30,7 @@ def top(context: str, region: str) -> None:
         from shoal.cli.tui.app import TopApp
     except ImportError as cause:
         raise refuse(
-            Code.NOT_SUPPORTED_YET, f"{cause.name} is not installed", "the extra `top`",
+            Code.NOT_SUPPORTED_YET, f"{cause.name} is not installed", "the extra `top` of shoal-orchestrator",
             "install textual beside shoal; or shoal get all --watch",
         ) from cause  # fmt: skip
     with connect(context, region) as api:

@@ -14,7 +14,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 @output
 def version(context: str, region: str, output: str) -> None:
     """The version of this command, and those of the region in use where it answers."""
-    client = version_of("shoal")
+    client = version_of("shoal-orchestrator")
     versions: dict[str, str] = {}
     nodes: dict[str, str] = {}
     name, refusal = "", None

@@ -47,7 +47,7 @@ from shoal.types.workload import Intent, Quota, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import fill_view, to_wire
 
-VERSION: Final = version("shoal-coordinator")
+VERSION: Final = version("shoal-orchestrator-coordinator")
 READY: Final = "ready"
 PROGRESSING: Final = "progressing"
 PENDING: Final = "pending"

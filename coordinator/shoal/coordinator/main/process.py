@@ -73,7 +73,8 @@ class CoordinatorProcess:
         return self._metrics is not None
 
     def versions(self) -> Mapping[str, str]:
-        names = ("shoal-coordinator", "shoal-protos", "shoal-policies", "grpcio", "protobuf", "cryptography", "numpy")
+        ours = (f"shoal-orchestrator-{part}" for part in ("coordinator", "protos", "policies"))
+        names = (*ours, "grpcio", "protobuf", "cryptography", "numpy")
         system, python = platform.platform(), platform.python_version()
         return {**{name: version(name) for name in names}, "python": python, "system": system}
 
