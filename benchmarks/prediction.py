@@ -5,7 +5,7 @@ workers on each provider of this machine's processor, at several batches and thr
 a knows the case's own first warm-up and predicts those of later rounds. Tier b knows the device's receipt and the first
 warm-ups of all other model families. Memory and load time are those of tier b. `--busy` keeps every core busy.
 The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
-the memory of the worst case was predicted too low.
+the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are.
 
 `--published`: each device of published tables is taken as new: k of its models are measured, the others are predicted
 from what other devices took. Beside it in the same run, on the same models: ridge regression, the nearest device, and a

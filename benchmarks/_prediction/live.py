@@ -29,14 +29,15 @@ from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, work_of
 from shoal.coordinator.core.prediction.load_law import sizes_of
 from shoal.coordinator.core.prediction.model import Interval, Prediction
-from shoal.coordinator.core.prediction.predict import predict, service_parts
+from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.prediction.region_residuals import RegionResiduals
 from shoal.coordinator.core.prediction.residuals import (
     DeviceClass,
-    RegionResiduals,
     Residual,
     class_of_device,
     residual_of,
 )
+from shoal.coordinator.core.prediction.roofline import service_parts
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind
@@ -165,6 +166,7 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
     measured. Memory and load are those of tier b."""
     known = [_off(each.known.latency_p50_s, each.later_s) for each in errors]
     calibrated = [_off(each.calibrated.latency_p50_s, each.later_s) for each in errors]
+    tail = [_off(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors]
     memory = [_off(each.calibrated.memory_bytes, each.measured.memory_bytes) for each in errors]
     load = [_off(each.calibrated.load_s, each.measured.load_s) for each in errors]
     return {
@@ -174,6 +176,8 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
         "coverage_a": _share(_inside(each.known.latency_p50_s, each.later_s) for each in errors),
         "coverage_b": _share(_inside(each.calibrated.latency_p50_s, each.later_s) for each in errors),
         "width_b": round(median(_width(each.calibrated.latency_p50_s) for each in errors), 3),
+        "p95_mape": _percent(np.abs(tail)),
+        "coverage_p95": _share(_inside(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors),
         "memory_within_10": _share(np.abs(memory) <= 0.1),
         "memory_worst_under": round(100 * max(0.0, -min(memory)), 2),
         "load_within_30": _share(np.abs(load) <= 0.3),

@@ -14,7 +14,7 @@ from harness.models.synthetic import relu
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.prediction.demand import demand_of
 from shoal.coordinator.core.prediction.model import Basis
-from shoal.coordinator.core.prediction.predict import service_seconds
+from shoal.coordinator.core.prediction.roofline import service_seconds
 from shoal.types.assignment import Measured
 from shoal.types.device import EnergySource
 from shoal.types.profile import ModelProfile
@@ -95,8 +95,8 @@ def test_the_last_line(parts: dict[str, Any]) -> None:
     assert (line["cases"], line["architectures"]) == (2, 2)
     assert 99 < line["memory_worst_under"] <= 100
     assert set(line) == {
-        "a_mape", "b_mape", "b_within_15", "coverage_a", "coverage_b", "width_b", "memory_within_10",
-        "memory_worst_under", "load_within_30", "cases", "architectures",
+        "a_mape", "b_mape", "b_within_15", "coverage_a", "coverage_b", "width_b", "p95_mape", "coverage_p95",
+        "memory_within_10", "memory_worst_under", "load_within_30", "cases", "architectures",
     }  # fmt: skip
 
 

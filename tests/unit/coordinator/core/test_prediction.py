@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from harness.builders.coordinator_core import MIB, device, node, profile, receipt, warm
 from shoal.coordinator.core.prediction.demand import OperatorClass, class_of, demand_of, work_of
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
-from shoal.coordinator.core.prediction.predict import predict, service_seconds
+from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.prediction.roofline import service_seconds
+from shoal.coordinator.core.prediction.tails import TAIL_GUESS
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceLink, EnergySource
@@ -54,7 +56,7 @@ def test_roofline_by_hand() -> None:
     by_hand = 1e-5 + 15 * 1e-6 + 0.08 + 0.02 + 1e-4
     found = predict_cpu(model)
     assert found.latency_p50_s.mid == pytest.approx(by_hand)
-    assert found.latency_p95_s.mid == pytest.approx(1.3 * by_hand)
+    assert found.latency_p95_s.mid == pytest.approx(TAIL_GUESS.mid * by_hand)
     assert found.latency_p50_s.high == pytest.approx(by_hand * 2 * 1.05)
     assert found.latency_p50_s.low == pytest.approx(by_hand / 2 / 1.05)
     assert found.joules.mid == pytest.approx(20 * by_hand)

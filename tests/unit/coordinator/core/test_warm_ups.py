@@ -6,14 +6,17 @@ from dataclasses import replace
 from immutables import Map
 
 from harness.builders.coordinator_core import DIGEST, CoreRegion, device, intent, node, warm
+from shoal.coordinator.controllers.workloads.memory import OF_NODES, memory_writes
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Basis, Prediction
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory
 from shoal.coordinator.core.workloads.warm_ups import MOST_WARM_UPS, remember_warm_ups
+from shoal.types.assignment import Served
+from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule
-from shoal.types.units import Elapsed, Wall
+from shoal.types.units import Elapsed, Joules, Seconds, Wall
 
 
 def predictions(region: CoreRegion) -> dict[str, Prediction]:
@@ -43,6 +46,23 @@ def test_a_warm_up_corrects_other_places() -> None:
     assert [after[name].basis for name in "abc"] == [Basis.HERE, Basis.SAME_CLASS, Basis.TRANSFERRED]
     slower = {name: after[name].latency_p50_s.mid / before[name].latency_p50_s.mid for name in "abc"}
     assert slower["a"] > slower["b"] > slower["c"] > 1
+
+
+def test_the_tail_of_service_reaches_places_where_the_model_never_ran() -> None:
+    region = region_of()
+    region.run(5)
+    before = predictions(region)
+    served = Served("eu", 400, 0, Seconds(0.05), Seconds(0.15), Joules(1.0), EnergySource.ESTIMATED)
+    region.agents["a"].served = (served,)
+    region.run(5)
+    (residual,) = region.memory.residuals.values()
+    assert residual.tail_runs == 400
+    after = predictions(region)
+    for name in "bc":
+        ratios = [each[name].latency_p95_s.mid / each[name].latency_p50_s.mid for each in (before, after)]
+        assert ratios[0] < ratios[1] <= 3
+    puts, _ = memory_writes(ReconcilerMemory(), region.memory, {}, ["a"])
+    assert b'"tail_runs":400' in puts[OF_NODES + "a"]
 
 
 def test_nothing_moves_to_an_equal_place_because_it_never_ran_there() -> None:

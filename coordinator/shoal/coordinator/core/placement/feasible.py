@@ -33,8 +33,10 @@ from shoal.coordinator.core.prediction.demand import (
 )
 from shoal.coordinator.core.prediction.load_law import LoadEstimate, sizes_of
 from shoal.coordinator.core.prediction.model import Correction, Prediction
-from shoal.coordinator.core.prediction.predict import predict, service_parts
-from shoal.coordinator.core.prediction.residuals import RegionResiduals, class_of_device, region_residuals
+from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.prediction.region_residuals import RegionResiduals, region_residuals
+from shoal.coordinator.core.prediction.residuals import class_of_device
+from shoal.coordinator.core.prediction.roofline import service_parts
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL, node_rtt_s
 from shoal.types.agreement import GUEST_TENANT

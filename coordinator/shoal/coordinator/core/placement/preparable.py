@@ -10,7 +10,7 @@ from typing import Final
 from shoal.coordinator.core.placement.accuracy import PUSHED
 from shoal.coordinator.core.placement.relax import RequiredRelaxation, manual_remedy
 from shoal.coordinator.core.prediction.demand import ModelDemand
-from shoal.coordinator.core.prediction.predict import arithmetic_seconds
+from shoal.coordinator.core.prediction.roofline import arithmetic_seconds
 from shoal.types.codes import Code, Refusal
 from shoal.types.receipt import Receipt
 from shoal.types.workload import NEEDS_SAMPLES, ModelRef, Requirements

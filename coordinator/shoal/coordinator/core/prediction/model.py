@@ -38,6 +38,8 @@ class Correction(NamedTuple):
     high: float
     # What it was learnt from.
     basis: Basis
+    # p95 over p50.
+    tail: Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 import math
 
-from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass, demand_of
+from shoal.coordinator.core.prediction.demand import ModelDemand, demand_of
 from shoal.coordinator.core.prediction.load_law import LoadEstimate
 from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
+from shoal.coordinator.core.prediction.roofline import service_seconds, transfer_seconds
+from shoal.coordinator.core.prediction.tails import TAIL_GUESS, tail_factors
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, EnergySource
@@ -19,12 +21,7 @@ ROOFLINE_FACTOR = 2.0
 3)."""
 UNCERTAIN_FACTOR = 3.0
 """The same factor for load times, and for a profile whose shapes could not all be inferred."""
-P95_OVER_P50 = 1.3
-"""Assumed p95 over p50 with one request at a time, until both are measured."""
 LEAST_SPREAD = 0.05
-_PRODUCTS = (OperatorClass.MATMUL, OperatorClass.VECTOR, OperatorClass.ATTENTION, OperatorClass.RECURRENT)
-_CONVOLUTIONS = (OperatorClass.CONV, OperatorClass.POINTWISE, OperatorClass.GROUPED, OperatorClass.DEPTHWISE)
-_COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
 
 
 def predict(
@@ -64,58 +61,10 @@ def predict(
     return _from_measurement(measured, served, profile, spread, batch, transfer_s)
 
 
-def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
-    """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + (nodes - 1) x time per node.
-
-    Returns NaN where a rate that is needed was not measured.
-    """
-    return sum(service_parts(demand, rates, precision))
-
-
-def service_parts(demand: ModelDemand, rates: Rates, precision: str) -> tuple[float, ...]:
-    """The terms of `service_seconds`: launch and nodes, then one for each operator class. NaN: a rate is missing."""
-    parts = dict.fromkeys(OperatorClass, 0.0)
-    for row in demand.rows:
-        moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
-        computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
-        parts[row.kind] += math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
-    return (rates.launch_s + max(0, demand.nodes - 1) * rates.node_s, *parts.values())
-
-
-def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
-    """The part of `service_seconds` of one inference that arithmetic alone would take. NaN where it was not
-    measured."""
-    return math.fsum(row.flops / _flops(row.kind, rates, precision) for row in demand.rows if row.flops > 0)
-
-
-def transfer_seconds(device: Device, profile: ModelProfile) -> float:
-    """Equation 5a: the least seconds in which the model's weights pass the device's link to its host. NaN where that is
-    unknown, or where the device works in the host's memory."""
-    return profile.weight_bytes / device.host_bytes_per_s
-
-
-def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
-    """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
-    other's."""
-    matmul, conv = rates.matmul_flops.get(precision, math.nan), rates.conv_flops.get(precision, math.nan)
-    if kind in _PRODUCTS:
-        return conv if math.isnan(matmul) else matmul
-    if kind in _CONVOLUTIONS:
-        return matmul if math.isnan(conv) else conv
-    return math.inf
-
-
-def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
-    """Bytes/s of a class: copy or elementwise bandwidth, or the other one where it was not measured."""
-    if kind in _COPIES:
-        return rates.elementwise_bytes if math.isnan(rates.copy_bytes) else rates.copy_bytes
-    return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
-
-
 def _correction(found: Correction | None, confident: bool, spread: float) -> Correction:
     """What to multiply a roofline by. Wider for the receipt's own spread, and for a profile whose shapes could not all
     be inferred."""
-    known = found or Correction(1 / ROOFLINE_FACTOR, 1.0, ROOFLINE_FACTOR, Basis.GUESS)
+    known = found or Correction(1 / ROOFLINE_FACTOR, 1.0, ROOFLINE_FACTOR, Basis.GUESS, TAIL_GUESS)
     wider = (1 + spread) * (1.0 if confident or known.basis is Basis.SAME_CLASS else UNCERTAIN_FACTOR / ROOFLINE_FACTOR)
     return known._replace(low=known.low / wider, high=known.high * wider)
 
@@ -135,9 +84,10 @@ def _from_roofline(
         load_s = _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))
         load = LoadEstimate(_memory(profile, batch), load_s)
     latency = Interval(seconds * factors.low, seconds * factors.mid, seconds * factors.high)
+    slow = tail_factors(factors)
     return Prediction(
         latency_p50_s=latency,
-        latency_p95_s=_scale(latency, P95_OVER_P50),
+        latency_p95_s=Interval(seconds * slow.low, seconds * slow.mid, seconds * slow.high),
         memory_bytes=load.memory_bytes,
         load_s=_not_below(transfer_s, load.load_s),
         transfer_s=transfer_s,

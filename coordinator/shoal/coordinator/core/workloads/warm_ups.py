@@ -9,7 +9,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile
 from shoal.coordinator.core.prediction.load_law import sizes_of
-from shoal.coordinator.core.prediction.residuals import Residual, residual_of
+from shoal.coordinator.core.prediction.residuals import Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
 
@@ -43,8 +43,14 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str]) -> WarmUps:
             before = known.get(trial)
             # By repr, because NaN (unknown joules) is not equal to itself.
             is_same = before is observed.measured or repr(before) == repr(observed.measured)
-            if is_same and (trial not in residuals or residuals[trial].is_plausible):
-                continue  # a residual of an older version, with other operator classes, is made again
+            seen = residuals.get(trial)
+            if is_same and (seen is None or seen.is_plausible):
+                later = with_service(seen, observed.measured, observed.served) if seen is not None else None
+                if later is not None and later is not seen:
+                    residuals = residuals.set(trial, later)
+                    changed.add(node)
+                continue
+            # New, or of an older version, with other operator classes.
             known = known.set(trial, observed.measured)
             residual = None if one is None else _residual(world, state, one, observed)
             if residual is not None:

@@ -13,21 +13,17 @@ from harness.builders.coordinator_core import device, node, profile, receipt
 from shoal.coordinator.core.prediction.demand import OperatorClass, demand_of
 from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSizes
 from shoal.coordinator.core.prediction.model import Basis, Correction, Prediction
-from shoal.coordinator.core.prediction.predict import (
-    ROOFLINE_FACTOR,
-    predict,
-    service_parts,
-    service_seconds,
-)
+from shoal.coordinator.core.prediction.predict import ROOFLINE_FACTOR, predict
+from shoal.coordinator.core.prediction.region_residuals import RegionResiduals, region_residuals
 from shoal.coordinator.core.prediction.residuals import (
     MOST_RATIO,
     DeviceClass,
-    RegionResiduals,
     Residual,
     class_of_device,
-    region_residuals,
     residual_of,
 )
+from shoal.coordinator.core.prediction.roofline import service_parts, service_seconds
+from shoal.coordinator.core.prediction.tails import TAIL_GUESS
 from shoal.types.assignment import Measured
 from shoal.types.device import EnergySource
 from shoal.types.units import Bytes, Joules, Seconds
@@ -200,7 +196,7 @@ def test_a_corrected_prediction() -> None:
     host = node("n", device())
     signed, model = receipt(host, device()), profile()
     plain = predict(device(), signed, model, "fp32")
-    told = Correction(1.5, 2.0, 2.5, Basis.CALIBRATED)
+    told = Correction(1.5, 2.0, 2.5, Basis.CALIBRATED, TAIL_GUESS)
     found = predict(device(), signed, model, "fp32", correction=told)
     unsure = predict(device(), signed, replace(model, confident=False), "fp32", correction=told)
     assert isinstance(plain, Prediction)

@@ -1,0 +1,60 @@
+"""What a receipt promises of a model: the roofline of its operator classes (docs/guides/prediction.md, section 2)."""
+
+import math
+
+from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
+from shoal.types.device import Device
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import Rates
+
+_PRODUCTS = (OperatorClass.MATMUL, OperatorClass.VECTOR, OperatorClass.ATTENTION, OperatorClass.RECURRENT)
+_CONVOLUTIONS = (OperatorClass.CONV, OperatorClass.POINTWISE, OperatorClass.GROUPED, OperatorClass.DEPTHWISE)
+_COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
+
+
+def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
+    """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + (nodes - 1) x time per node.
+
+    Returns NaN where a rate that is needed was not measured.
+    """
+    return sum(service_parts(demand, rates, precision))
+
+
+def service_parts(demand: ModelDemand, rates: Rates, precision: str) -> tuple[float, ...]:
+    """The terms of `service_seconds`: launch and nodes, then one for each operator class. NaN: a rate is missing."""
+    parts = dict.fromkeys(OperatorClass, 0.0)
+    for row in demand.rows:
+        moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
+        computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
+        parts[row.kind] += math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
+    return (rates.launch_s + max(0, demand.nodes - 1) * rates.node_s, *parts.values())
+
+
+def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
+    """The part of `service_seconds` of one inference that arithmetic alone would take. NaN where it was not
+    measured."""
+    return math.fsum(row.flops / _flops(row.kind, rates, precision) for row in demand.rows if row.flops > 0)
+
+
+def transfer_seconds(device: Device, profile: ModelProfile) -> float:
+    """Equation 5a: the least seconds in which the model's weights pass the device's link to its host. NaN where that is
+    unknown, or where the device works in the host's memory."""
+    return profile.weight_bytes / device.host_bytes_per_s
+
+
+def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
+    """FLOP/s of a class. Elementwise and copy work is limited by bytes. A class without its own rate takes the
+    other's."""
+    matmul, conv = rates.matmul_flops.get(precision, math.nan), rates.conv_flops.get(precision, math.nan)
+    if kind in _PRODUCTS:
+        return conv if math.isnan(matmul) else matmul
+    if kind in _CONVOLUTIONS:
+        return matmul if math.isnan(conv) else conv
+    return math.inf
+
+
+def _bandwidth(kind: OperatorClass, rates: Rates) -> float:
+    """Bytes/s of a class: copy or elementwise bandwidth, or the other one where it was not measured."""
+    if kind in _COPIES:
+        return rates.elementwise_bytes if math.isnan(rates.copy_bytes) else rates.copy_bytes
+    return rates.copy_bytes if math.isnan(rates.elementwise_bytes) else rates.elementwise_bytes
