@@ -2,7 +2,8 @@
 
 import ctypes
 import resource
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,10 @@ class _Mallinfo2(ctypes.Structure):
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """Names of `mallopt` (malloc.h of glibc)."""
+_BLOCK_BYTES: Final = 128 * 1024
+"""Blocks of so much are mapped apart; what glibc starts with (mallopt(3), M_MMAP_THRESHOLD)."""
+_MOST_KEPT_BYTES: Final = 32 * 2**20
+"""The most that glibc accepts, and what it would have come to by itself."""
 
 
 def heap_bytes() -> int | None:
@@ -75,6 +80,20 @@ def keep_freed(kept_bytes: int) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, kept_bytes)
         libc.mallopt(_M_MMAP_THRESHOLD, kept_bytes)
+
+
+@contextmanager
+def return_at_once() -> Iterator[None]:
+    """Has the C library return blocks of 128 KiB and more to the system as soon as they are freed, and after that all
+    that is free (glibc). By itself it does so only until a larger block was freed: then it takes blocks of up to 32 MiB
+    from its heap, where they stay. What copies large blocks several times, as the load of a model does, would keep most
+    copies resident."""
+    keep_freed(_BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        keep_freed(_MOST_KEPT_BYTES)
+        trim()
 
 
 def trim() -> None:

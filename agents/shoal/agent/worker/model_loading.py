@@ -23,6 +23,7 @@ from shoal.agent.worker.pace import ModelPace, element_count, model_pace
 from shoal.agent.worker.probe import read_graph
 from shoal.agent.worker.providers import Provider
 from shoal.artifacts.samples import SamplePack, read_pack
+from shoal.host.memory import return_at_once
 from shoal.types.assignment import Measured
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -49,6 +50,10 @@ def open_model(order: LoadOrder) -> Engine:
     priority: threads that the runtime starts would keep the low priority for ever."""
 
     def work() -> Engine:
+        with return_at_once():
+            return open_it()
+
+    def open_it() -> Engine:
         # Later sessions of this process are for the same device; the pool ensures that.
         os.environ.update(order.access.environment)
         provider = Provider(order.provider, order.access, order.precision, order.threads)

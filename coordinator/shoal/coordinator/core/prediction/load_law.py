@@ -52,8 +52,9 @@ class LoadSeen(NamedTuple):
 
 
 _MEMORY: Final = (LoadSizes(1e7, 2e6, 4.5, 3.0, 1.5, 1e4), LoadSizes(1e7, 2e6, 2.0, 1.5, 1.0, 1e4))
-"""(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: equation 4 of the guide;
-of convolutions more, since their weights are there in two orders. The region's own loads decide."""
+"""(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as a
+load makes (as read, as parsed, as tensors); of convolutions more, since their weights are there in two orders. The
+region's own loads decide."""
 _SECONDS: Final = (LoadSizes(5e-3, 2e-3, 5e-9, 5e-9, 1e-9, 1e-4), LoadSizes(1e-2, 1e-2, 1e-8, 1e-8, 1e-9, 2e-4))
 """The same in seconds: a session, and a file at 200 MB/s. As wide as what ONNX Runtime 1.31 took on two processors."""
 

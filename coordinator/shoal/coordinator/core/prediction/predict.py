@@ -13,9 +13,10 @@ from shoal.types.device import Device, EnergySource
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Rates, Receipt
 
-PROCESS_BYTES = 16 * 2**20
-FILE_LOW, FILE_MID, FILE_HIGH = 2.8, 4.6, 5.0
-"""Memory per byte of model file, measured with ONNX Runtime 1.31 on CPU: 2.8 to 5.3, median 4.6 (guide, equation 4)."""
+PROCESS_BYTES = Interval(9 * 2**20, 10 * 2**20, 16 * 2**20)
+FILE_BYTES = Interval(2.3, 2.9, 5.0)
+"""Memory of a worker's first model, and for each byte of its file: between low and high are all of 32 models with ONNX
+Runtime 1.32 on CPU (guide, equation 4)."""
 ROOFLINE_FACTOR = 2.0
 """A roofline is a bound that real kernels do not reach: the interval spans this factor on both sides (guide, section
 3)."""
@@ -99,8 +100,9 @@ def _from_roofline(
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
     """Equation 4. The upper end of the interval is what is committed."""
-    fixed = PROCESS_BYTES + profile.activation_bytes * batch
-    return Interval(*(fixed + factor * profile.size_bytes for factor in (FILE_LOW, FILE_MID, FILE_HIGH)))
+    activations = profile.activation_bytes * batch
+    ends = zip(PROCESS_BYTES, FILE_BYTES, strict=True)
+    return Interval(*(fixed + each * profile.size_bytes + activations for fixed, each in ends))
 
 
 def _from_measurement(
