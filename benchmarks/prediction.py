@@ -1,4 +1,4 @@
-"""How well latencies are predicted: `shoal bench prediction --live` or `--published`.
+"""How well latencies and moves are predicted: `shoal bench prediction --live`, `--moves` or `--published`.
 
 `--live`: models from wheels and models built in code (`_prediction/live_models.py`) are loaded and warmed up by real
 workers on each provider of this machine's processor, at several batches and threads. Latency is predicted twice. Tier
@@ -6,6 +6,11 @@ a knows the case's own first warm-up and predicts those of later rounds. Tier b 
 warm-ups of all other model families. Memory and load time are those of tier b. `--busy` keeps every core busy.
 The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
 the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are.
+
+`--moves`: in a region of three agents on this machine, models move between two nodes, and to a third one that their
+policy forbids. Before each move can-move is asked. Compared are the verdict with what came of the move, and the seconds
+that the migration expected with those that it took. The last line is one JSON object: moves tried and done, the share
+of right verdicts, the share of durations within 30 %, and their median error in %.
 
 `--published`: each device of published tables is taken as new: k of its models are measured, the others are predicted
 from what other devices took. Beside it in the same run, on the same models: ridge regression, the nearest device, and a
@@ -26,6 +31,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,10 +41,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from _prediction.live import CaseChoice, LiveErrors, live_errors, measure_all
 from _prediction.live import summary as live_summary
 from _prediction.live_models import MODELS
+from _prediction.moves import MoveTrial, move_trials
+from _prediction.moves import summary as moves_summary
 from _prediction.published import DeviceErrors, device_errors, leave_one_out, summary
 from _prediction.tables import published_tables, read_unseen
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+MOVED = ("resnet", "mobilenet", "bert", "perceptron")
 HEAD = f"{'table':18} {'device':24} {'k':>3} {'MAPE %':>7} {'chosen':>7} {'ridge':>7} {'(table)':>7} {'nearest':>8}"
 
 
@@ -46,7 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_mutually_exclusive_group(required=True)
     kinds.add_argument("--live", action="store_true", help="this machine's own workers")
+    kinds.add_argument("--moves", type=int, metavar="COUNT", help="so many moves of real workers")
     kinds.add_argument("--published", action="store_true", help="transfer on published latencies")
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further live case or move after so many")
     parser.add_argument("--rounds", type=int, default=3, help="warm-ups of each live case; the first one is known")
     parser.add_argument("--models", nargs="*", choices=MODELS, help="live models to take (none: all)")
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2], help="intra-op threads of a run")
@@ -64,6 +75,9 @@ def main() -> None:
     if options.live:
         _live(options)
         return
+    if options.moves is not None:
+        _moves(options)
+        return
     print(f"{HEAD} {'roofline':>8} {'covered':>8} {'width':>6}")
     print(json.dumps(summary(list(_printed(_errors(options))))))
 
@@ -72,7 +86,9 @@ def _live(options: argparse.Namespace) -> None:
     models = [MODELS[name]() for name in options.models or MODELS]
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_cores(options))]
     try:
-        receipts, measured = asyncio.run(measure_all(models, _choice(options), options.rounds, options.seed))
+        receipts, measured = asyncio.run(
+            measure_all(models, _choice(options), options.rounds, options.seed, options.seconds)
+        )
     finally:
         for spinner in spinners:
             spinner.kill()
@@ -84,6 +100,19 @@ def _live(options: argparse.Namespace) -> None:
     for each in sorted(errors, key=lambda each: each.case.name):
         print(_row(each))
     print(json.dumps(live_summary(errors)))
+
+
+def _moves(options: argparse.Namespace) -> None:
+    models = [MODELS[name]() for name in options.models or MOVED]
+    trials = list[MoveTrial]()
+    print(f"{'workload':18} {'to':8} {'can-move':9} {'expected s':>10} {'took s':>7}  stages, or why not")
+    with tempfile.TemporaryDirectory(prefix="shoal-moves-") as folder:
+        for each in move_trials(Path(folder), models, options.moves, options.seconds, options.seed):
+            trials.append(each)
+            found = each.code or ", ".join(f"{stage} {took:.1f}" for stage, took in each.stages)
+            seconds = f"{each.expected_s:10.1f} {each.took_s:7.1f}"
+            print(f"{each.workload:18} {each.target:8} {each.answer:9} {seconds}  {found}", flush=True)
+    print(json.dumps(moves_summary(trials)))
 
 
 def _choice(options: argparse.Namespace) -> CaseChoice:

@@ -89,10 +89,14 @@ class LiveErrors:
 
 
 async def measure_all(
-    models: Sequence[LiveModel], cases: "CaseChoice", rounds: int, seed: int
+    models: Sequence[LiveModel], cases: "CaseChoice", rounds: int, seed: int, budget_s: float = math.inf
 ) -> tuple[Mapping[tuple[str, int], Receipt], dict[str, tuple[LiveCase, list[Measured]]]]:
     """Receipts by (device, threads), and the warm-ups of every case, one a round. Cases are in another order in every
-    round, so that what else the machine does is no case's own."""
+    round, so that what else the machine does is no case's own.
+
+    No warm-up is begun more than `budget_s` seconds after the first. Cases with fewer than two, and less than `rounds`,
+    are left out, since nothing could judge them.
+    """
     rng, receipts = random.Random(seed), dict[tuple[str, int], Receipt]()
     measured = dict[str, tuple[LiveCase, list[Measured]]]()
     with tempfile.TemporaryDirectory(prefix="shoal-live-") as scratch:
@@ -103,15 +107,18 @@ async def measure_all(
                 for threads in cases.threads:
                     receipts[device.name, threads] = await pools[threads].probe(device)
             chosen = list(cases.of(models, [device for device, _ in drivers]))
+            ends = clock.now() + budget_s
             for number in range(rounds):
                 rng.shuffle(chosen)
                 for case in chosen:
+                    if clock.now() >= ends:
+                        break
                     found = await _load(pools[case.threads], Path(scratch), case, number)
                     if isinstance(found, Refusal):
                         print(f"# left out: {case.name}: {found.found:.120}", flush=True)
                     else:
                         measured.setdefault(case.name, (case, []))[1].append(found)
-    return receipts, {name: (case, seen) for name, (case, seen) in measured.items() if len(seen) == rounds}
+    return receipts, {name: (case, seen) for name, (case, seen) in measured.items() if len(seen) >= min(rounds, 2)}
 
 
 @dataclass(frozen=True, slots=True)
