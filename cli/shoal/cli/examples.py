@@ -91,6 +91,8 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal model push reader.onnx", "named reader"),
         ("shoal model push exported/ --name detector", "a folder, with external data"),
         ("shoal model push https://models.example/r.onnx --digest sha256:HEX", "from a URL"),
+        ("shoal model push oci://registry.example/vision/reader@sha256:HEX", "from a registry, by manifest"),
+        ("shoal model push hf://owner/reader@main/onnx/model.onnx --name reader", "from a model hub"),
         ("shoal model push reader.onnx --name ocr --samples lines.npz", "with inputs to warm up with"),
     ),
     "model ls": (("shoal model ls -o wide", "who pushed them, and when"),),

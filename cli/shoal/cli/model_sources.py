@@ -1,27 +1,30 @@
-"""Where a model to be pushed comes from: a file, a folder, a URL; with its external data, as the one file that a region
-takes."""
+"""Where a model to be pushed comes from: a file, a folder, a URL, an OCI registry, a model hub; with its external data,
+as the one file that a region takes."""
 
 import mmap
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from google.protobuf.message import DecodeError
 
+from shoal.cli import hub, oci
+from shoal.cli.downloads import ExpectedFile, WebRequest, check_digest, open_url, save
 from shoal.cli.render.output import note
-from shoal.cli.render.progress import bytes_progress
 from shoal.client.transfers import digest_of
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, refuse
 from shoal.types.units import show_bytes
-from shoal.wire.limits import CHUNK_BYTES, MODEL_BYTES
 
-CONNECT_S: Final = 30.0
-"""Seconds without a byte after which a download is given up."""
+if TYPE_CHECKING:
+    import onnx
+
+FORMS: Final = "FILE|FOLDER|URL|oci://..|hf://.."
+
+FetchBeside = Callable[[Sequence[str]], None]
+"""Puts the files of these paths, relative to the model, beside it."""
 
 
 @contextmanager
@@ -29,16 +32,26 @@ def model_file(source: str, digest: str) -> Iterator[Path]:
     """The model as one .onnx file, which may be gone afterwards.
 
     digest: sha256:HEX that it must have as it is found, before external data are put into it; empty: any. Raises
-    ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_TOO_LARGE | NOT_SUPPORTED_YET).
+    ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_PATH | USAGE).
     """
     with tempfile.TemporaryDirectory(prefix="shoal-push-") as scratch:
-        if source.startswith(("https://", "http://")):
-            path = _download(source, Path(scratch), digest)
-        else:
-            path = _find(Path(source))
-        if digest:
-            _check(path, digest)
-        yield _with_external_data(path, Path(scratch)) if _may_have_external_data(path) else path
+        path, fetch_beside = _locate(source, digest, Path(scratch))
+        yield _with_external_data(path, Path(scratch), fetch_beside) if _may_have_external_data(path) else path
+
+
+def _locate(source: str, digest: str, scratch: Path) -> tuple[Path, FetchBeside]:
+    if source.startswith(("https://", "http://")):
+        return _download(source, scratch, digest), lambda _: None
+    if source.startswith(oci.SCHEME):
+        artifact = oci.ArtifactSource(oci.parse_reference(source), scratch)
+        return artifact.model(digest), artifact.fetch_beside
+    if source.startswith(hub.SCHEME):
+        repository = hub.HubSource(hub.parse_reference(source), scratch)
+        return repository.model(digest), repository.fetch_beside
+    path = _find(Path(source))
+    if digest:
+        check_digest(path.name, digest_of(path)[0], digest)
+    return path, lambda _: None
 
 
 def _find(path: Path) -> Path:
@@ -59,45 +72,10 @@ def _find(path: Path) -> Path:
 
 
 def _download(url: str, folder: Path, digest: str) -> Path:
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not digest:
-        raise _without_tls(url)
-    path = folder / (Path(unquote(parts.path)).name or "model.onnx")
-    try:
-        with urllib.request.urlopen(url, timeout=CONNECT_S) as answer, path.open("wb") as file:
-            if answer.url.startswith("http:") and not digest:
-                raise _without_tls(answer.url)
-            size = int(answer.headers.get("Content-Length") or 0)
-            _check_size(url, size)
-            done = 0
-            with bytes_progress(f"download {path.name}", size) as progress:
-                while data := answer.read(CHUNK_BYTES):
-                    done += len(data)
-                    _check_size(url, done)
-                    file.write(data)
-                    progress(done, max(size, done))
-    except (OSError, urllib.error.URLError, ValueError) as cause:
-        why = getattr(cause, "reason", None) or cause
-        raise refuse(
-            Code.SOURCE_UNREACHABLE, f"{url}: {why}", "a model that can be fetched", "correct the URL"
-        ) from cause
+    path = folder / (Path(unquote(urlsplit(url).path)).name or "model.onnx")
+    with open_url(WebRequest(url, lambda host: bool(digest))) as answer:
+        save(answer, path, ExpectedFile(path.name, digest=digest))
     return path
-
-
-def _without_tls(url: str) -> ShoalError:
-    return refuse(Code.SOURCE_DENIED, f"{url} without TLS", "https, or a digest that it has", "--digest sha256:..")
-
-
-def _check_size(url: str, size: int) -> None:
-    if size > MODEL_BYTES:
-        raise refuse(Code.MODEL_TOO_LARGE, f"{url}: {show_bytes(size)}", f"at most {show_bytes(MODEL_BYTES)}",
-                     "split the model")  # fmt: skip
-
-
-def _check(path: Path, digest: str) -> None:
-    found, _ = digest_of(path)
-    if found != digest:
-        raise refuse(Code.MODEL_DIGEST, f"{path.name} is {found}", digest, "get the model again, from who publishes it")
 
 
 def _may_have_external_data(path: Path) -> bool:
@@ -108,7 +86,19 @@ def _may_have_external_data(path: Path) -> bool:
         return data.find(b"location") >= 0
 
 
-def _with_external_data(path: Path, folder: Path) -> Path:
+def _external_locations(model: "onnx.ModelProto") -> list[str]:
+    """Paths that tensors of it name, each once. Exporters move initializers of the main graph out, nothing else."""
+    return list(
+        dict.fromkeys(
+            entry.value
+            for tensor in model.graph.initializer
+            for entry in tensor.external_data
+            if entry.key == "location"
+        )
+    )
+
+
+def _with_external_data(path: Path, folder: Path, fetch_beside: FetchBeside) -> Path:
     """One file with the tensors that lie in files beside it; the same file if there are none."""
     try:
         import onnx
@@ -117,6 +107,7 @@ def _with_external_data(path: Path, folder: Path) -> Path:
     try:
         model = onnx.load(str(path), load_external_data=False)
         before = model.ByteSize()
+        fetch_beside(_external_locations(model))
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as cause:
         raise refuse(

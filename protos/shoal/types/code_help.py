@@ -278,11 +278,13 @@ _MODELS: Final = {
         "Export it without custom operators.",
     ),
     Code.SOURCE_DENIED: CodeHelp(
-        "A feed's URL or file is outside what the coordinator may read.",
-        "Use https, a file in the signals folder, or allow the host with `--signal-host`.",
+        "A feed's URL or file is outside what the coordinator may read; or who has a model does not give it to this "
+        "caller, or only without TLS.",
+        "For a feed: https, a file in the signals folder, or `--signal-host`. For a model: log in, or give its digest.",
     ),
     Code.SOURCE_UNREACHABLE: CodeHelp(
-        "A file, folder or feed cannot be read.", "Correct the path or URL, or repair what serves it."
+        "A file, folder, feed, registry or hub cannot be read.",
+        "Correct the path or URL, or repair what serves it.",
     ),
     Code.SIGNATURE_EXPIRED: CodeHelp(
         "The signature or its key has ended.", "Sign the model again with a key that is valid."

@@ -29,6 +29,7 @@ from shoal.agent.worker import parsing
 from shoal.agent.worker.cgroups import IDLE_BYTES, MAX_TASKS
 from shoal.agent.worker.model_runner import MAX_RUN_S
 from shoal.agent.worker.pool_options import PoolOptions
+from shoal.cli import downloads, oci
 from shoal.coordinator.api import compute_pool, models
 from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.api.dashboard import queries, sessions
@@ -80,6 +81,9 @@ def test_the_reference_of_limits_is_true() -> None:
         "inference request or answer, expanded": f"{limits.INFER_BYTES // MIB} MiB",
         "message on a link or of an operator": f"{limits.LINK_BYTES // MIB} MiB",
         "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {PACK_BYTES // MIB} MiB",
+        "a download of `shoal model push`: redirects, an OCI manifest, silence": (
+            f"{downloads.REDIRECTS}, {oci.MANIFEST_BYTES // MIB} MiB, {downloads.CONNECT_S:g} s"
+        ),
         "message where tokens are redeemed": f"{limits.ENROL_BYTES // 2**10} KiB",
         "TLS and HTTP/2 handshake": f"{limits.HANDSHAKE_S:g} s",
         "one message of a call, an upload's next chunk, a session's hello": f"{MESSAGE_S:g} s",

@@ -6,7 +6,7 @@ import click
 
 from shoal.cli.commands.signing import key, sign, verify
 from shoal.cli.listing import ListingOptions, Target, listing, run_listing
-from shoal.cli.model_sources import model_file
+from shoal.cli.model_sources import FORMS, model_file
 from shoal.cli.modelfiles import model_name, signature_of
 from shoal.cli.names import MODEL
 from shoal.cli.options import connect, connection, output
@@ -46,7 +46,7 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
 
 
 @model.command()
-@click.argument("source", metavar="FILE|FOLDER|URL")
+@click.argument("source", metavar=FORMS)
 @click.option("--name", default="", help="Name for use as a workload's source. [default: the file's, without .onnx]")
 @click.option("--digest", default="", metavar="sha256:HEX", help="Refuse any other file than this, before it is sent.")
 @click.option(
@@ -68,7 +68,9 @@ def push(
 ) -> None:  # fmt: skip
     """Send a model to the region: its signature is verified, it is inspected in a sandbox, then stored.
 
-    It is an .onnx file, a folder with one, or a URL. Tensors in files beside it are put into the one file that is sent.
+    It is an .onnx file, a folder with one, a URL, an artifact of an OCI registry (oci://REGISTRY/REPOSITORY:TAG or
+    @sha256:HEX), or a file of a model hub (hf://OWNER/NAME@REVISION/FILE.onnx). Tensors in files beside it are put into
+    the one file that is sent.
     """
     if samples is not None and not samples.is_file():
         raise refuse(Code.SOURCE_UNREACHABLE, f"no file {samples}", "an .npz file", "correct the path")
