@@ -21,11 +21,12 @@ Documents are YAML 1.2 (`apiVersion: shoal/v1`), several in a file where `---` s
 `shoal validate FILES` lists every problem with file, line, column and what to do. No field is
 ignored: one that nothing acts on is refused with `NOT_SUPPORTED_YET`.
 
-`shoal policy new KIND` prints a commented template. `shoal policy schema` prints the JSON Schema
-that this page is made from. An editor with it completes and explains every field:
+`shoal policy new --wizard` asks, and writes a policy; `shoal policy new KIND` prints a commented
+template. `shoal policy schema > shoal.json` writes the JSON Schema that this page is made from. An
+editor with it completes and explains every field ([how](../how-to/README.md#in-an-editor)):
 
 ```yaml
-# yaml-language-server: $schema=./shoal.json
+# yaml-language-server: $schema=shoal.json
 apiVersion: shoal/v1
 kind: Policy
 metadata: {{name: frugal}}

@@ -48,8 +48,15 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ('eval "$(shoal completion zsh)"', "in ~/.zshrc"),
         ("shoal completion fish > ~/.config/fish/completions/shoal.fish", ""),
     ),
-    "policy": (("shoal policy new workload > mine.yaml", "a commented template"), ("shoal policy schema", "")),
-    "policy new": (("shoal policy new > frugal.yaml", "a policy"), ("shoal policy new workload > mine.yaml", "")),
+    "policy": (
+        ("shoal policy new --wizard", "answer some questions"),
+        ("shoal policy new workload > mine.yaml", "a commented template"),
+    ),
+    "policy new": (
+        ("shoal policy new --wizard", "questions, a check, a file"),
+        ("shoal policy new --template cheapest --set model=reader", "by need, without asking"),
+        ("shoal policy new workload > mine.yaml", "every field of a kind, as comments"),
+    ),
     "policy schema": (("shoal policy schema > shoal.json", "for yaml-language-server and the like"),),
     "validate": (("shoal validate examples/reader.yaml", ""), ("shoal validate policies/", "every file below")),
     "plan": (

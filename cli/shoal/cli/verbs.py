@@ -37,7 +37,7 @@ GROUPS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb("completion", "for bash, zsh and fish, with names from the region"),
     ),
     "Say what you want": (
-        Verb("policy", "templates to start from, and the schema for editors"),
+        Verb("policy", "templates, a wizard, and the schema for editors"),
         Verb("validate", "find every mistake in YAML files, without a region"),
         Verb("plan", "what apply would do, and why"),
         Verb("apply", "store documents, and place what they ask for"),

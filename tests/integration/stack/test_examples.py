@@ -1,5 +1,5 @@
-"""`shoal plan` of every example policy, with small models in place of those that it names: the region takes the
-documents, and says of each replica where it goes or why it goes nowhere."""
+"""`shoal plan` of every example policy and every template by need, with small models in place of those that they name:
+the region takes the documents, and says of each replica where it goes or why it goes nowhere."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ import yaml
 from harness.cluster.stack import DevStack
 from harness.models.speech import DETECTOR
 from harness.models.synthetic import padded_model
+from shoal.policies.templates import NEEDS, need_template
 
 EXAMPLES: Final = sorted((Path(__file__).parents[3] / "policies" / "examples").glob("*.yaml"))
 
@@ -35,3 +36,13 @@ def test_a_region_plans_the_example(stack: DevStack, tmp_path: Path, example: Pa
         if each["kind"] == "Workload":
             name = f"{each['metadata'].get('tenant', 'default')}/{each['metadata']['name']}"
             assert re.search(rf"^{name} +\d of \d placed", planned.stdout, re.MULTILINE), planned.stdout
+
+
+def test_a_region_plans_every_template_by_need(stack: DevStack, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(padded_model(1))
+    for need in NEEDS:
+        (tmp_path / f"{need}.yaml").write_text(need_template(need))
+    planned = stack.shoal("plan", "-f", str(tmp_path))
+    assert planned.returncode == 1, planned.stderr or planned.stdout
+    for need in NEEDS:
+        assert re.search(rf"^default/{need} +\d of \d placed", planned.stdout, re.MULTILINE), planned.stdout
