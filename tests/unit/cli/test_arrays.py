@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.cli.arrays import RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
+from shoal.cli.commands.infer import preview
 from shoal.client.inference import _outputs, _refusal
 from shoal.client.tensors import ModelMetadata, TensorSpec, bfloat16, float32
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -122,3 +123,10 @@ def test_a_refusal_of_the_gateway_is_read_back() -> None:
     body = json.dumps({"error": str(refusal), "code": refusal.code}).encode()
     assert _refusal(503, {"shoal-code": "MODEL_NOT_READY"}, body) == refusal
     assert _refusal(502, {}, b"bad gateway") == Refusal(Code.INTERNAL, "HTTP 502: bad gateway")
+
+
+def test_a_preview_is_one_line() -> None:
+    assert "\n" not in preview(
+        np.array([-1.16622e-2, 1.08268e-1, -4.22189e-2, 3.71609e-3, -2.14613e-6, 6.9e-2], np.float32)
+    )
+    assert preview(np.arange(9)) == "[0 1 2 3 4 5]"

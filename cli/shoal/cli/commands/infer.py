@@ -84,7 +84,7 @@ def infer(
     table(
         [Column("OUTPUT", least=16), Column("TYPE", rank=3), Column("SHAPE", rank=1), Column("VALUES", 2, least=16)],
         [
-            [name, _dtype_name(answer.datatypes.get(name, ""), value), "x".join(map(str, value.shape)), _preview(value)]
+            [name, _dtype_name(answer.datatypes.get(name, ""), value), "x".join(map(str, value.shape)), preview(value)]
             for name, value in answer.outputs.items()
         ],
         wide=output == "wide",
@@ -96,9 +96,14 @@ def _dtype_name(datatype: str, value: Array) -> str:
     return datatype if datatype in (BF16, "BYTES") else str(value.dtype)
 
 
-def _preview(value: Array) -> str:
+def preview(value: Array) -> str:
+    """The first elements, in one line."""
     first = value.ravel()[:6]
-    return str(to_json_value(first)) if first.dtype == np.object_ else np.array2string(first, precision=5)
+    return (
+        str(to_json_value(first))
+        if first.dtype == np.object_
+        else np.array2string(first, precision=5, max_line_width=200)
+    )
 
 
 def gateway_of(context: Context) -> str:

@@ -51,7 +51,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         profile = await self._region.models.receive(
             head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
         )
-        return self._reply(await run_to_completion(self._keep(profile, head, actor)))
+        return self._reply(await run_to_completion(self._keep(profile, head, actor)), head.name)
 
     async def Record(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
@@ -99,8 +99,9 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         await self._audit.note(actor, "Remove", digest, "removed" if bytes_removed else "renamed")
         return artifacts_pb2.RemoveModelReply(digest=digest, bytes_removed=bytes_removed)
 
-    def _reply(self, pushed: PushResult) -> artifacts_pb2.PushReply:
-        return artifacts_pb2.PushReply(model=self._view(pushed.model), existed=pushed.was_known)
+    def _reply(self, pushed: PushResult, name: str = "") -> artifacts_pb2.PushReply:
+        """name: of the model's names the one to show; empty: any."""
+        return artifacts_pb2.PushReply(model=self._view(pushed.model, name or None), existed=pushed.was_known)
 
     def _view(self, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
         return model_view(self._region.workloads.catalog, model, self._region.config.name, name)
