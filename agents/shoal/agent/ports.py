@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.types.assignment import (
     AgreementCounts,
     Assignment,
@@ -431,6 +432,8 @@ class FrontStats:
     denied: tuple[tuple[str, int], ...] = ()
     # What limited tenants did here.
     tenants: tuple[TenantUse, ...] = ()
+    # Assignments to whose workers it sends nothing new, as it was told that they are unloaded.
+    unloaded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +465,7 @@ class FrontControl(Protocol):
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
+        unloaded: tuple[UnloadedReplica, ...] = (),
     ) -> None:
         """Replace the configuration. Idempotent. Returns when the front has applied it; a restarted front gets the last
         one again.
@@ -474,7 +478,12 @@ class FrontControl(Protocol):
         - stateful_replicas: replicas of stateful workloads. The sessions of one that is left out are lost.
         - forwarding: who may forward requests here. None: every front of the region.
         - tenants: what tenants may use of this front. One that is left out is unlimited.
+        - unloaded: replicas that requests wait for here, as they have no worker now. `wakes` names them.
         """
+        ...
+
+    def wakes(self) -> AsyncIterator[str]:
+        """Assignments that were `unloaded` in the last configuration, and that requests wait for since."""
         ...
 
     async def lease(self, seconds: Seconds, claim: str) -> None:

@@ -233,6 +233,9 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
         "spec.partition.serve": ActiveField("shoal.agent.core.partition", read_as="serve_s"),
         "spec.partition.cold_boot": ActiveField("shoal.agent.core.partition", read_as="cold_boot_serve"),
         "spec.partition.on_reconnect": ActiveField("shoal.agent.core.reconcile"),
+        "spec.scale.to_zero_after": ActiveField(
+            "shoal.agent.core.assignment.unloading", (Code.SCALED_TO_ZERO,), read_as="to_zero_after_s"
+        ),
         "spec.priority": ActiveField(_PLACEMENT, read_as="priority"),
         "spec.preempt": ActiveField(_PLACEMENT, (Code.PREEMPTED,), read_as="preempt"),
         "spec.schedule.when": ActiveField(_WORKLOADS, (Code.EXPRESSION_INVALID,), read_as="schedule"),
@@ -436,6 +439,7 @@ _ZERO_IS_UNREACHABLE: Final = (
     ("spec", "partition", "heartbeat"),
     ("spec", "federation", "term"),
     ("spec", "migration", "drain"),
+    ("spec", "scale", "to_zero_after"),
 )
 
 

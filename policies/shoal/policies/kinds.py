@@ -444,6 +444,17 @@ class Partition(DocumentPart):
     )
 
 
+class ScaleSpec(DocumentPart):
+    """When a replica that nobody asks is unloaded."""
+
+    to_zero_after: Duration = Field(
+        description="How long a replica has no request before its node unloads it. Its next request waits until it is "
+        "loaded again. Its place and memory stay reserved; a standby, and a session's replica while sessions are open, "
+        "stay loaded.",
+        examples=["10m"],
+    )
+
+
 class ScheduleSpec(DocumentPart):
     """Weights for a time: the first entry whose `when` holds applies, otherwise the policy's own weights."""
 
@@ -468,6 +479,9 @@ class PolicySpec(DocumentPart):
     migration: MigrationSpec | None = Field(default=None, description="How and when replicas move.")
     partition: Partition = Field(
         default=Partition(), description="What holds while node and coordinator are out of contact."
+    )
+    scale: ScaleSpec | None = Field(
+        default=None, description="When replicas scale to zero; without it, they stay loaded."
     )
     priority: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=100, description="Order of admission: placement serves higher ones first.", examples=[200]

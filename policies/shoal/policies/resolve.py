@@ -98,6 +98,7 @@ def resolve(
         preempt=Preempt(spec.preempt),
         prefer=spec.prefer,
         per=_per(spec.require.availability),
+        to_zero_after_s=None if spec.scale is None else spec.scale.to_zero_after,
     )
 
 

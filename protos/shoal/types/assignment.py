@@ -24,6 +24,7 @@ class Phase(StrEnum):
     VERIFYING = "verifying"
     # Its bytes are on disk and nothing is loaded, as the assignment asks.
     STAGED = "staged"
+    # It takes requests. One that is scaled to zero is ready too: they wait until it is loaded (Observed.is_unloaded).
     READY = "ready"
     DRAINING = "draining"
     GONE = "gone"
@@ -163,6 +164,8 @@ class Assignment:
     comparison: Comparison | None = None
     # How its requests may run in batches; None: each runs alone.
     batching: Batching | None = None
+    # Its node unloads it after this long without a request, and loads it again for the next one; None: it stays loaded.
+    to_zero_after_s: Seconds | None = None
 
     @property
     def variant(self) -> str:
@@ -372,6 +375,12 @@ class Observed:
     # For a replica that FAILED because its worker crashed. True: every crash came during loading, with no request in
     # flight. Otherwise its tenant's requests may have caused them; an older node always reports False.
     crashed_at_load: bool = False
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether it takes requests although nothing is loaded yet: it was scaled to zero, or loads for the first of
+        them. Its memory is committed and not in use."""
+        return self.phase is Phase.READY and self.code in (Code.SCALED_TO_ZERO, Code.WAITING_FOR_WAKE)
 
 
 @dataclass(frozen=True, slots=True)

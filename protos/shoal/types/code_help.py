@@ -394,6 +394,11 @@ _REQUESTS: Final = {
     Code.MODEL_NOT_READY: CodeHelp(
         "No replica is ready.", "Retry, or see `shoal explain WORKLOAD` for what it waits for."
     ),
+    Code.SCALED_TO_ZERO: CodeHelp(
+        "The replica had no request for as long as its policy says (`scale: to_zero_after`), and is unloaded. A "
+        "request with a deadline that ends before it can be loaded again is refused so, and loads it.",
+        "Retry after the time that the answer names, or allow a longer deadline.",
+    ),
     Code.REPLICA_UNREACHABLE: CodeHelp(
         "The connection to the replica ended before an answer.", "Retry; the front avoids that replica for a while."
     ),
@@ -627,6 +632,7 @@ _WAITS: Final = {
     Code.WAITING_FOR_PREPARE: CodeHelp("The node makes the model in another precision.", "Wait."),
     Code.WAITING_FOR_LOAD: CodeHelp("The runtime loads the model.", "Wait."),
     Code.WAITING_FOR_WARMUP: CodeHelp("The first inferences run.", "Wait."),
+    Code.WAITING_FOR_WAKE: CodeHelp("The replica was scaled to zero, and is loaded for a request that waits.", "Wait."),
     Code.WAITING_FOR_VERIFY: CodeHelp("Answers of the old and the new replica are compared.", "Wait."),
     Code.WAITING_FOR_SHIFT: CodeHelp("Requests go to the new replica step by step.", "Wait."),
     Code.WAITING_FOR_DRAIN: CodeHelp("The old replica finishes what it has.", "Wait."),

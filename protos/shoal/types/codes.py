@@ -139,6 +139,8 @@ class Code(StrEnum):
     CANCELLED = "CANCELLED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     MODEL_NOT_READY = "MODEL_NOT_READY"
+    # no request came for as long as the policy says: the replica is unloaded, and the next request loads it again
+    SCALED_TO_ZERO = "SCALED_TO_ZERO"
     REPLICA_UNREACHABLE = "REPLICA_UNREACHABLE"
     REQUEST_CRASHED_WORKER = "REQUEST_CRASHED_WORKER"
     # shared memory that this tenant may not use here, or that does not hold what the request says
@@ -225,6 +227,7 @@ class Code(StrEnum):
     WAITING_FOR_PREPARE = "WAITING_FOR_PREPARE"
     WAITING_FOR_LOAD = "WAITING_FOR_LOAD"
     WAITING_FOR_WARMUP = "WAITING_FOR_WARMUP"
+    WAITING_FOR_WAKE = "WAITING_FOR_WAKE"
     WAITING_FOR_VERIFY = "WAITING_FOR_VERIFY"
     WAITING_FOR_SHIFT = "WAITING_FOR_SHIFT"
     WAITING_FOR_DRAIN = "WAITING_FOR_DRAIN"

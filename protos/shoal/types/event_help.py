@@ -14,6 +14,7 @@ _REPLICAS: Final = {
     "TOOK_OVER": "A standby took the place of a replica.",
     "DRAINING": "A replica finishes its requests and takes no new ones.",
     "REMOVED": "A replica is gone from its node.",
+    "SCALED_UP": "A replica that was scaled to zero is loaded again, for a request.",
     "DEVICE_SLEEPS": "An idle device was put to sleep.",
     "DEVICE_WAKES": "A device was woken.",
 }

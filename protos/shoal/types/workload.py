@@ -294,6 +294,8 @@ class Intent:
     # One replica for each matching node (`node`), or for each value of this node label; empty: as many as `require`
     # says. Otherwise `require` has the number of them, which follows the fleet, and the same spread.
     per: str = ""
+    # A replica without a request for this long is unloaded until the next one; None: it stays loaded.
+    to_zero_after_s: Seconds | None = None
 
     def samples_of(self, model: str) -> str:
         """Digest of the samples of a model, by its digest; empty where it has none."""

@@ -1181,6 +1181,7 @@ class Assignment(_message.Message):
     SAMPLES_COUNT_FIELD_NUMBER: _builtins.int
     COMPARISON_FIELD_NUMBER: _builtins.int
     BATCHING_FIELD_NUMBER: _builtins.int
+    TO_ZERO_AFTER_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1200,6 +1201,8 @@ class Assignment(_message.Message):
     warm_up_optional: _builtins.bool
     partial: _builtins.float
     samples_count: _builtins.int
+    to_zero_after_s: _builtins.float
+    """Without a request for this long, its node unloads it until the next one."""
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1262,14 +1265,20 @@ class Assignment(_message.Message):
         samples_count: _builtins.int = ...,
         comparison: Global___Comparison | None = ...,
         batching: Global___Batching | None = ...,
+        to_zero_after_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "batching", b"batching", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "_to_zero_after_s", b"_to_zero_after_s", "batching", b"batching", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "to_zero_after_s", b"to_zero_after_s", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "batching", b"batching", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "_to_zero_after_s", b"_to_zero_after_s", "batching", b"batching", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "to_zero_after_s", b"to_zero_after_s", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
+    _WhichOneofReturnType__to_zero_after_s: _TypeAlias = _typing.Literal["to_zero_after_s"]  # noqa: Y015
+    _WhichOneofArgType__to_zero_after_s: _TypeAlias = _typing.Literal["_to_zero_after_s", b"_to_zero_after_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__partial) -> _WhichOneofReturnType__partial | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_zero_after_s) -> _WhichOneofReturnType__to_zero_after_s | None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 

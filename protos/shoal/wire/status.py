@@ -53,6 +53,7 @@ _GRPC: Final[dict[GrpcStatus, tuple[Code, ...]]] = {
     GrpcStatus.UNAVAILABLE: (
         Code.OVERLOADED,
         Code.MODEL_NOT_READY,
+        Code.SCALED_TO_ZERO,
         Code.REPLICA_UNREACHABLE,
         Code.WORKER_CRASHED,
         Code.WORKER_KILLED,

@@ -333,6 +333,7 @@ MISTAKES: Final = [
     ),
     # can never be met
     ("zero cost", policy("  limits: {cost: §0 USD/h}\n"), Code.POLICY_UNREACHABLE, "raise"),
+    ("zero idle", policy("  scale: {to_zero_after: §0s}\n"), Code.POLICY_UNREACHABLE, "raise"),
     ("zero latency", policy("  require: {latency: {p95: §0ms}}\n"), Code.POLICY_UNREACHABLE, "raise"),
     (
         "two replicas, one node",

@@ -9,6 +9,7 @@ from shoal.cli.render import listings
 from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
+from shoal.types.codes import Code
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
@@ -319,3 +320,16 @@ def test_a_plan_shows_what_changes_and_counts_the_rest(capsys: pytest.CaptureFix
     assert "1 workload without a change" in said
     plans.show_plan(plan, wide=True)
     assert "default/still" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(Code.SCALED_TO_ZERO, "idle"), (Code.WAITING_FOR_WAKE, "waking"), ("", "ready")]
+)
+def test_what_is_ready_and_not_loaded_is_listed_as_idle(code: str, state: str) -> None:
+    why = nouns_pb2.Refusal(code=code, found="no request for 600s; the next one waits 1.2s")
+    workload = operator_pb2.WorkloadView(state="ready", reason=why)
+    placement = operator_pb2.PlacementView(observed=nouns_pb2.Observed(phase="ready", code=code))
+    cells = {each.name: listings.text_of(each.cell(workload)) for each in listings.COLUMNS["workloads"]}
+    assert cells["STATE"] == state
+    cells = {each.name: listings.text_of(each.cell(placement)) for each in listings.COLUMNS["placements"]}
+    assert cells["PHASE"] == state

@@ -65,6 +65,7 @@ spec:
   partition: {heartbeat: 2s, lost_after: 20s, serve: 24h, cold_boot: wait, on_reconnect: keep-healthy}
   priority: 7
   preempt: lower
+  scale: {to_zero_after: 10m}
 """
 WORKLOAD = """
 apiVersion: shoal/v1
@@ -94,6 +95,7 @@ def test_policy_and_workload_become_an_intent() -> None:
         ModelRef("./b.onnx", "sha256:b", "int8"),
         ModelRef("./c.onnx", "sha256:c", "fp16"),
     )
+    assert intent.to_zero_after_s == 600.0
     require = intent.require
     assert (require.latency_p95_s, require.latency_from_origin) == (0.06, False)
     assert (require.where, require.residency, require.precisions) == ('device.kind == "npu"', ("eu",), ("fp32",))

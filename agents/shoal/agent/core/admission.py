@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from shoal.agent.core.assignment.states import Loading, State, Warming
+from shoal.agent.core.assignment.states import Loading, State, Waking, Warming
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
@@ -27,9 +27,10 @@ def admit(
         code = Code.DEVICE_UNREACHABLE if silence and silence.code is Code.DEVICE_UNREACHABLE else Code.DEVICE_LOST
         found = f"{assignment.device} does not answer" + (f": {silence.found}" if silence else "")
         return Refusal(code, found, "a device to load on", "check its driver")
+    begun = (state.loading if isinstance(state, Waking) else state for state in states)
     loading = sum(
         state.assignment.memory_bytes
-        for state in states
+        for state in begun
         if isinstance(state, Loading | Warming)
         and state.assignment.device in same_memory
         and state.assignment.id != assignment.id

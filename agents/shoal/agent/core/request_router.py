@@ -10,12 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from shoal.agent.core import routing
+from shoal.agent.core import routing, wakes
 from shoal.agent.core.crashes import CRASH_REFUSAL, CrashForensics, RequestInFlight
 from shoal.agent.core.route_tables import NO_ROUTES, RouteTables, RunningWorker
 from shoal.agent.core.routing import HEALTHY, AdmissionLimits, AdmissionRefusal, AttemptFault, FrontLoad, ReplicaHealth
+from shoal.agent.core.wakes import NO_WAKE, UnloadedReplica, WakePlan
 from shoal.types.codes import Code, Refusal
-from shoal.types.route import Endpoint, Route
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
@@ -64,6 +65,12 @@ class RequestRouter:
         self._timeout_s = timeout_s
         self._tables = NO_ROUTES
         self._workers: Mapping[str, RunningWorker] = {}
+        self._unloaded: Mapping[str, UnloadedReplica] = {}
+        """Replicas without a worker, those that failed to load among them, by assignment."""
+        self._awaited: frozenset[str] = _NOBODY
+        """Those of them that requests may wait for."""
+        self._woken_at: dict[str, Elapsed] = {}
+        """When a request first asked for each of these."""
         self._health: dict[str, ReplicaHealth] = {}
         self._crashes = CrashForensics()
         self._by_workload: Counter[WorkloadKey] = Counter()
@@ -80,6 +87,11 @@ class RequestRouter:
         return self._workers.keys()
 
     @property
+    def unloaded_names(self) -> AbstractSet[str]:
+        """Assignments without a worker here that requests may wait for."""
+        return self._awaited
+
+    @property
     def in_flight(self) -> int:
         """Requests inside."""
         return self._by_workload.total()
@@ -89,8 +101,10 @@ class RequestRouter:
         return self._crashes.has_suspects
 
     def outstanding(self) -> tuple[tuple[str, int], ...]:
-        """(assignment, requests sent to it and not yet ended), for each worker here that takes requests."""
-        return tuple((name, self._health.get(name, HEALTHY).outstanding) for name in self._workers)
+        """(assignment, requests sent to it and not yet ended), for each worker here that takes requests, or that
+        requests wait for."""
+        names = (*self._workers, *self._awaited)
+        return tuple((name, self._health.get(name, HEALTHY).outstanding) for name in names)
 
     @property
     def in_transit(self) -> int:
@@ -100,8 +114,10 @@ class RequestRouter:
     def ejected_count(self, now: Elapsed) -> int:
         return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
 
-    def configure(self, routes: Iterable[Route], workers: Iterable[RunningWorker]) -> None:
-        """Apply complete routes, and all workers here that take requests.
+    def configure(
+        self, routes: Iterable[Route], workers: Iterable[RunningWorker], unloaded: Iterable[UnloadedReplica] = ()
+    ) -> None:
+        """Apply complete routes, all workers here that take requests, and all replicas here that have none.
 
         A worker that was restarted starts with fresh health. What is known of a replica that is listed no more is
         dropped, once nothing is outstanding there.
@@ -111,8 +127,15 @@ class RequestRouter:
             if self._workers.get(name) not in (None, worker) and name in self._health:
                 self._health[name] = ReplicaHealth(outstanding=self._health[name].outstanding)
         self._workers = by_name
-        self._tables = RouteTables.from_routes(routes, by_name.values())
-        named = self._tables.assignments | by_name.keys()
+        self._unloaded = {each.assignment: each for each in unloaded if each.assignment not in by_name}
+        awaited = tuple(each for each in self._unloaded.values() if each.failure is None)
+        self._awaited = frozenset(each.assignment for each in awaited)
+        # One that does not load yet is asked for again by whoever waits for it.
+        self._woken_at = {
+            name: at for name, at in self._woken_at.items() if name in self._awaited and self._unloaded[name].is_waking
+        }
+        self._tables = RouteTables.from_routes(routes, (*by_name.values(), *awaited))
+        named = self._tables.assignments | by_name.keys() | self._awaited
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
         }
@@ -133,7 +156,7 @@ class RequestRouter:
             return AdmissionRefusal(CRASH_REFUSAL, left_s)
         if route is None:
             return None
-        here = self.workers
+        here = self.workers | self._awaited
         if keeping is not None:
             here = here | keeping
             route = replace(route, endpoints=tuple(replace(each, weight=1.0) for each in route.endpoints))
@@ -163,8 +186,10 @@ class RequestRouter:
     # common requests: of no session, for workloads that no other region serves
 
     def is_common(self, route: Route) -> bool:
-        """Whether the route's requests may be common ones."""
-        return not route.stateful and self._tables.agreements.get(route.workload) is None
+        """Whether the route's requests may be common ones: none of them wakes a replica."""
+        if route.stateful or self._tables.agreements.get(route.workload) is not None:
+            return False
+        return not any(each.assignment in self._unloaded for each in route.endpoints)
 
     def sole_replica(self, route: Route) -> Endpoint | None:
         """The replica in this region that is the route's only one which takes requests; None where there is a
@@ -231,8 +256,33 @@ class RequestRouter:
         return picked
 
     def has_ready_replica(self, route: Route, now: Elapsed) -> bool:
-        """As `routing.has_ready_replica`, with what is known here."""
-        return routing.has_ready_replica(route, self._health, self.workers, now)
+        """As `routing.has_ready_replica`, with what is known here. One that is scaled to zero takes requests."""
+        return routing.has_ready_replica(route, self._health, self.workers | self._awaited, now)
+
+    # replicas that are scaled to zero
+
+    def plan_wake(self, route: Route, expires_at: Elapsed, now: Elapsed) -> WakePlan:
+        """As `wakes.plan_wake`, for a request along the route. What it says to wake counts as asked for."""
+        if not self._unloaded:
+            return NO_WAKE
+        listed = [self._unloaded[each.assignment] for each in route.endpoints if self._is_unloaded(each)]
+        if not listed:
+            return NO_WAKE
+        has_other = bool(routing.candidates(route, self._health, self.workers, now))
+        plan = wakes.plan_wake(listed, self._woken_at, expires_at, now, has_other=has_other)
+        self._woken_at.update(dict.fromkeys(plan.wake, now))
+        return plan
+
+    def wake_s(self, route: Route, now: Elapsed) -> Seconds | None:
+        """How long a request along the route waits for a replica that is scaled to zero; None where it need not."""
+        waits = [self._unloaded[each.assignment] for each in route.endpoints if each.assignment in self._awaited]
+        if not waits or routing.candidates(route, self._health, self.workers, now):
+            return None
+        return min(each.wake_s for each in waits)
+
+    def _is_unloaded(self, endpoint: Endpoint) -> bool:
+        takes = endpoint.weight > 0 and endpoint.state is not EndpointState.DRAINING
+        return takes and endpoint.kind is EndpointKind.LOCAL and endpoint.assignment in self._unloaded
 
     # attempts
 

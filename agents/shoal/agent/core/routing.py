@@ -142,7 +142,7 @@ class AdmissionRefusal:
 HEALTHY: Final = ReplicaHealth()
 
 _FAULTS: Final[dict[AttemptFault, frozenset[Code]]] = {
-    AttemptFault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY}),
+    AttemptFault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY, Code.SCALED_TO_ZERO}),
     AttemptFault.LATE: frozenset({Code.DEADLINE_EXCEEDED}),
     AttemptFault.CRASH: frozenset({Code.WORKER_CRASHED, Code.WORKER_STUCK}),
     # A peer's error about this node or about its own routes does not concern the caller: another replica may answer.

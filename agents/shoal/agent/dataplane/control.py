@@ -3,6 +3,8 @@
 Kinds that a front answers: `configure` (a ServingConfig), `verify` (a VerificationOrder; answers a Verdict), `record`
 (a VerificationOrder; answers a ReferenceRecording), `stats` (FrontStats), `spans` (SpansAsked; answers SpansFound),
 `lease` (its end and claim), `drain`, `stop`.
+
+A front pushes `wake` with the assignment of an unloaded replica that requests wait for.
 """
 
 import base64
@@ -13,10 +15,11 @@ from typing import Any, Final
 
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.core.shared_memory import SharedMemoryGrant
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.frames import FrameMessage
 from shoal.agent.ports import FrontStats, LocalWorker, ReferenceRecording, StatefulReplica, VerificationSource
 from shoal.types.assignment import AgreementCounts, Credential, Forwarding, Ingress, PeerTrust
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import Handover, SessionSource, Verdict, Verification, Verifier
 from shoal.types.route import Route
 from shoal.types.tenant import TenantLimit, TenantUse
@@ -27,6 +30,8 @@ from shoal.wire import nouns
 SOCKET: Final = "front.sock"
 RECORD: Final = "front.json"
 LOCK: Final = "front.lock"
+WAKE: Final = "wake"
+"""What a front pushes when requests wait for an unloaded replica: its assignment is in the header."""
 _PEER_TUPLES: Final = ("roots", "gateways", "agreements", "revoked")
 
 
@@ -118,6 +123,8 @@ class ServingConfig:
     forwarding: Forwarding | None = None
     # What tenants may use of this front; one that is not listed is unlimited.
     tenants: tuple[TenantLimit, ...] = ()
+    # Replicas here without a worker, that requests wait for.
+    unloaded: tuple[UnloadedReplica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,7 @@ def pack(configuration: ServingConfig) -> bytes:
             "stateful_replicas": [asdict(replica) for replica in configuration.stateful_replicas],
             "forwarding": _encode_forwarding(configuration.forwarding),
             "tenants": [asdict(limit) for limit in configuration.tenants],
+            "unloaded": [asdict(replica) for replica in configuration.unloaded],
         }
     ).encode()
 
@@ -199,6 +207,7 @@ def unpack(payload: bytes) -> ServingConfig:
             stateful_replicas=tuple(map(_stateful_replica, said["stateful_replicas"])),
             forwarding=_decode_forwarding(said.get("forwarding")),
             tenants=tuple(TenantLimit(**each) for each in said.get("tenants", ())),
+            unloaded=tuple(map(_unloaded_replica, said.get("unloaded", ()))),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
@@ -218,6 +227,13 @@ def _stateful_replica(said: dict[str, Any]) -> StatefulReplica:
     handover_sources = tuple(SessionSource(**one) for one in said["handover_sources"])
     session = {str(name): str(output) for name, output in said["session"].items()}
     return StatefulReplica(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, handover_sources)
+
+
+def _unloaded_replica(said: dict[str, Any]) -> UnloadedReplica:
+    failure = said["failure"]
+    if failure is not None:
+        failure = Refusal(Code(failure["code"]), failure["found"], failure["asked"], failure["remedy"])
+    return UnloadedReplica(**{**said, "workload": WorkloadKey(*said["workload"]), "failure": failure})
 
 
 def _local_worker(said: dict[str, Any]) -> LocalWorker:
@@ -257,6 +273,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
             denied=tuple((str(name), int(count)) for name, count in said.get("denied", ())),
             tenants=tuple(TenantUse(**each) for each in said.get("tenants", ())),
+            unloaded=tuple(map(str, said.get("unloaded", ()))),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -6,6 +6,7 @@ Steps of sessions are in `sessions`.
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 from shoal.agent.core import routing
@@ -24,6 +25,7 @@ from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import RequestCaptures
+from shoal.agent.dataplane.wakes import Wakes
 from shoal.agent.ports import AgentClock
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.route import Endpoint, EndpointKind, Route
@@ -43,7 +45,9 @@ class RequestDispatcher:
         captures: RequestCaptures,
         meter: RequestMeter,
         requests: RequestFactory,
+        request_wake: Callable[[str], None],
     ) -> None:
+        """`request_wake` is as in `Wakes`."""
         self._settings = settings
         self._clock = clock
         self._workers = workers
@@ -56,6 +60,8 @@ class RequestDispatcher:
         """Where requests go, and what is known of the replicas."""
         self.turns = FairTurns(self.router, settings.limits.slots, clock)
         """Which request goes on to a replica, where many want to."""
+        self.wakes = Wakes(self.router, clock, request_wake)
+        """Which requests wait until a replica is loaded again."""
         self._affinity = SessionAffinity()
         self._suspect_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks for suspected requests, by replica: with two of them there, another crash would not show which one is
@@ -67,6 +73,8 @@ class RequestDispatcher:
         self._admit(route, flight)
         self.router.enter(flight)
         try:
+            # Before its turn: a request that waits for a load must keep none from others.
+            route = await self.wakes.wait(route, flight.caller, flight.expires_at)
             if not self.turns.enter(flight):
                 await self.turns.wait(flight)
             try:

@@ -5,12 +5,14 @@ to replicas.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent import metrics
 from shoal.agent.core.route_tables import RequestEntry
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import Caller
@@ -39,7 +41,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.metric import MetricReadings
 from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.tenant import TenantLimit
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import SERVED_VERSION as VERSION
 from shoal.types.workload import WorkloadKey
 
@@ -63,12 +65,14 @@ class DataPlane:
         captures: RequestCaptures | None = None,
         tracer: Tracer | None = None,
         shared_memory: SharedMemory | None = None,
+        request_wake: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Optional parts have defaults.
 
         - `captures`: keeps requests that workers here answered, where the workload consents.
         - `tracer`: by default one that traces what operators ask for, and exports nothing.
         - `shared_memory`: by default nobody may use any.
+        - `request_wake`: asks the supervisor to load a replica that is scaled to zero; by default nobody is asked.
         """
         self._settings = settings
         self._clock = clock
@@ -81,7 +85,7 @@ class DataPlane:
         self._outcomes = RequestOutcomes(self._meter, clock)
         captures = captures or RequestCaptures()
         self._dispatcher = RequestDispatcher(
-            settings, clock, workers, peers, sessions, captures, self._meter, self._requests
+            *(settings, clock, workers, peers, sessions, captures, self._meter, self._requests), request_wake
         )
         self._router = self._dispatcher.router
         self._tenants = TenantAdmission(clock, self._meter)
@@ -125,19 +129,21 @@ class DataPlane:
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
+        unloaded: tuple[UnloadedReplica, ...] = (),
     ) -> None:
         """Apply a complete configuration. A worker that was restarted starts with fresh health."""
         before = self._readiness()
         self._callers.configure(credentials, revoked, peers, forwarding)
         self._tenants.configure(tenants)
         self._dispatcher.turns.configure({each.tenant: each.weight for each in tenants})
-        self._router.configure(routes, workers)
+        self._router.configure(routes, workers, unloaded)
         self._workers.configure(workers)
         self._sessions.configure(stateful_replicas, workers, revoked, self._router.tables.assignments)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
         counted = {agreement for peer in peers for agreement in peer.agreements}
         self._meter.keep_agreements(self._router.tables.traffic_keys | counted)
         self._direct.configure()
+        self._dispatcher.wakes.on_configured()
         self._configured = True
         if self._readiness() != before:
             self._announce()
@@ -164,6 +170,7 @@ class DataPlane:
             self._sessions.counts(),
             self._callers.denied_counts(),
             self._tenants.uses(),
+            tuple(sorted(self._router.unloaded_names)),
         )
 
     # InferenceService
@@ -217,7 +224,9 @@ class DataPlane:
                 continue
             ready = self._router.has_ready_replica(route, self._clock.now())
             if ready:
-                found.models.add(name=key.name, version=VERSION, state="READY")
+                wake_s = self._router.wake_s(route, self._clock.now())
+                reason = "" if wake_s is None else f"{Code.SCALED_TO_ZERO}: the next request waits {wake_s:.2g}s"
+                found.models.add(name=key.name, version=VERSION, state="READY", reason=reason)
             elif not ready_only:
                 reason = self._unavailable_reason(route)
                 found.models.add(name=key.name, version=VERSION, state="UNAVAILABLE", reason=reason)
@@ -235,6 +244,7 @@ class DataPlane:
             *(caller.tenant, caller.origin, self._requests.name_of(call), Seconds(left), caller.agreement),
             workload=route.workload.name,
         )
+        route = await self._dispatcher.wakes.wait(route, caller, Elapsed(self._clock.now() + left))
         tried: frozenset[str] = frozenset()
         failure: ShoalError | None = None
         while isinstance(picked := self._choose(route, tried, self._requests.next_number()), Endpoint):

@@ -97,7 +97,10 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
     callers = CallerAuth(config.region, config.node, dates_at, forwards)
     shared_memory = SharedMemory(SharedRegions(config.shared_memory), memory)
-    plane = DataPlane(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer, shared_memory)
+    plane = DataPlane(
+        *(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer, shared_memory),
+        lambda assignment: server.push(control.WAKE, header={"assignment": assignment}),
+    )
     beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
     health = None
     if config.health_port is not None:
@@ -192,6 +195,7 @@ def _handlers(
             said.stateful_replicas,
             said.forwarding,
             said.tenants,
+            said.unloaded,
         )
         stages.configured.set()
         await stages.listening.wait()

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import Final, Protocol
 import structlog
 
 from shoal.agent import scheduling_priority
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig, ServingConfig, VerificationOrder
-from shoal.agent.frames import FrameClient, start_time
+from shoal.agent.frames import FrameClient, FrameMessage, start_time
 from shoal.agent.ports import (
     AgentClock,
     FrontStats,
@@ -121,6 +122,7 @@ class FrontProcess:
         self._client: FrameClient | None = None
         self._process: _Process | None = None
         self._up = asyncio.Event()
+        self._wakes: asyncio.Queue[str] = asyncio.Queue()
         self._closed = False
         self._keep_task: asyncio.Task[None] | None = None
         self.is_adopted = False
@@ -162,15 +164,36 @@ class FrontProcess:
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
+        unloaded: tuple[UnloadedReplica, ...] = (),
     ) -> None:
         """Set what the front must serve, also after a restart.
 
         Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration stays the desired one.
         """
         self._desired_config = ServingConfig(
-            routes, credentials, workers, revoked, peers, verification_sources, stateful_replicas, forwarding, tenants
+            *(
+                routes,
+                credentials,
+                workers,
+                revoked,
+                peers,
+                verification_sources,
+                stateful_replicas,
+                forwarding,
+                tenants,
+            ),
+            unloaded=unloaded,
         )
         await self._configure(await self._wait_until_up())
+
+    async def wakes(self) -> AsyncIterator[str]:
+        """As in `ports.FrontControl`."""
+        while True:
+            yield await self._wakes.get()
+
+    def _on_push(self, message: FrameMessage) -> None:
+        if message.kind == control.WAKE:
+            self._wakes.put_nowait(str(message.header.get("assignment", "")))
 
     async def lease(self, seconds: Seconds, claim: str) -> None:
         """Extend the lease by `seconds` from now, however late the front receives it.
@@ -314,7 +337,9 @@ class FrontProcess:
         end = loop.time() + timeout_s
         while True:
             try:
-                return await FrameClient.connect(self._config.socket_path(), process.nonce, peer_pid=process.pid)
+                return await FrameClient.connect(
+                    self._config.socket_path(), process.nonce, on_push=self._on_push, peer_pid=process.pid
+                )
             except ShoalError:
                 if process.gone.is_set() or loop.time() > end:
                     raise

@@ -80,6 +80,7 @@ class FrontUpdates:
                     self._replicas.stateful_replicas(),
                     desired.forwarding if desired else Forwarding(),
                     desired.tenants if desired else (),
+                    self._replicas.unloaded_replicas(),
                 )
                 self._lease_due.set()  # the front may have restarted and lost its lease
                 await self._monitor.sample()

@@ -47,6 +47,7 @@ class NodeMonitor:
         self._unmeasured_devices: set[str] = set()
         self._returned_devices: set[str] = set()
         self._worker_stats: dict[str, WorkerStats] = {}
+        self._last_request_at: dict[str, Elapsed] = {}
         self._device_by_assignment: dict[str, str] = {}
         self._work_joules: dict[str, float] = {}
         self.front_stats = FrontStats(ready=False, ingress=(), in_flight=())
@@ -148,6 +149,7 @@ class NodeMonitor:
             workers, front = None, replace(self.front_stats, ready=False)
         if workers is not None:
             self._count_energy(workers)
+            self._note_requests(workers)
             self._worker_stats = {each.assignment: each for each in workers}
         if front.ready != self.front_stats.ready:
             if front.ready:
@@ -174,6 +176,20 @@ class NodeMonitor:
     def forget_assignment(self, assignment: str) -> None:
         """No part of the assignment runs now."""
         self._device_by_assignment.pop(assignment, None)
+        self._last_request_at.pop(assignment, None)
+
+    def last_request_at(self, assignment: str) -> Elapsed:
+        """When a sample last showed a request in flight, or one that had ended since the sample before; minus infinity
+        where none did."""
+        return self._last_request_at.get(assignment, Elapsed(-math.inf))
+
+    def _note_requests(self, workers: Sequence[WorkerStats]) -> None:
+        at_front = dict(self.front_stats.in_flight)
+        for each in workers:
+            before = self._worker_stats.get(each.assignment)
+            then = 0 if before is None else _requests(before)
+            if each.in_flight or at_front.get(each.assignment, 0) or _requests(each) != then:
+                self._last_request_at[each.assignment] = self._clock.now()
 
     def _count_energy(self, workers: Sequence[WorkerStats]) -> None:
         """Add what each worker used since the last sample. If its counters restarted, add all of it."""
@@ -193,6 +209,10 @@ class NodeMonitor:
         """The greater of the worker's count and the front's."""
         stats = self._worker_stats.get(assignment)
         return max(stats.in_flight if stats else 0, dict(self.front_stats.in_flight).get(assignment, 0))
+
+
+def _requests(stats: WorkerStats) -> int:
+    return sum(each.requests for each in stats.served)
 
 
 def _joules(stats: WorkerStats) -> float:

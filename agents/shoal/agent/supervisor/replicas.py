@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.agent.core import admission, reconcile
-from shoal.agent.core.assignment import events, machine, report, states
+from shoal.agent.core.assignment import events, machine, report, states, unloading
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.ports import (
     LocalWorker,
     PreparedModel,
@@ -28,6 +29,7 @@ from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
 MIN_SLEEP_S = 0.001
+_TAKING_REQUESTS = states.Ready | states.Unloading | states.ScaledToZero | states.Waking
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
@@ -158,7 +160,7 @@ class ReplicaManager:
 
     def is_any_starting(self) -> bool:
         """Whether any replica is fetching, loading or warming up."""
-        on_its_way = states.Fetching | states.Loading | states.Warming
+        on_its_way = states.Fetching | states.Loading | states.Warming | states.Waking
         return any(isinstance(replica.state, on_its_way) for replica in self._replicas.values())
 
     def apply_plan(self, plan: reconcile.ReconcilePlan) -> None:
@@ -182,6 +184,26 @@ class ReplicaManager:
         """Workers of replicas that are ready and not draining: a replica gets no request before its warm-up is done."""
         ready = (name for name, replica in self._replicas.items() if isinstance(replica.state, states.Ready))
         return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
+
+    def unloaded_replicas(self) -> tuple[UnloadedReplica, ...]:
+        """Replicas that requests wait for, as they are scaled to zero, and those that failed to load again."""
+        found = (_unloaded_replica(replica.state) for replica in self._replicas.values())
+        return tuple(replica for replica in found if replica is not None)
+
+    def unload_unused(self) -> None:
+        """Call after each sample: unload what had no request for as long as its policy says."""
+        now = self._clock.now()
+        for name, replica in tuple(self._replicas.items()):
+            state = replica.state
+            if isinstance(state, states.Ready) and unloading.may_unload(state.assignment, state.record):
+                last = Elapsed(max(state.since, self._monitor.last_request_at(name)))
+                if self._sessions(name) == 0 and unloading.is_unused(state.assignment, last, now):
+                    self._apply_event(name, events.Unused())
+
+    async def wake_requested(self) -> None:
+        """Load what requests wait for, until cancelled."""
+        async for name in self._front.wakes():
+            self._apply_event(name, events.WakeRequested())
 
     def verification_sources(self) -> tuple[VerificationSource, ...]:
         """Serving replicas that others may be compared with, and how many requests may be kept for that."""
@@ -242,6 +264,7 @@ class ReplicaManager:
             assignment=replica.name,
             workload=str(state.assignment.workload),
             phase=report.phase(state),
+            unloaded=isinstance(state, states.ScaledToZero | states.Waking),
         )
         # A final state lasts: the region sees it in every status, and reports it once itself.
         if (
@@ -361,10 +384,22 @@ class ReplicaManager:
             self._apply_event(replica.name, events.VerdictReached(verdict))
 
     async def _await_idle(self, replica: _Replica) -> None:
-        while isinstance(replica.state, states.Draining):
+        while isinstance(replica.state, states.Draining | states.Unloading):
             await self._clock.sleep(Seconds(self._poll_s))
-            if await self._monitor.sample() and self._monitor.in_flight(replica.name) == 0:
+            is_counted = await self._monitor.sample()
+            if is_counted and self._monitor.in_flight(replica.name) == 0 and self._may_end(replica):
                 self._apply_event(replica.name, events.Idle())
+
+    def _may_end(self, replica: _Replica) -> bool:
+        """Whether a worker with nothing in flight gets nothing more. Peers may still use the routes of one that drains,
+        for a grace period; of one that is unloaded the front alone says so."""
+        if not isinstance(replica.state, states.Unloading):
+            return True
+        return replica.name in self._monitor.front_stats.unloaded and self._sessions(replica.name) == 0
+
+    def _sessions(self, name: str) -> int:
+        """Sessions that the front keeps for it."""
+        return dict(self._monitor.front_stats.sessions).get(name, 0)
 
     def _on_worker_event(self, event: WorkerEvent) -> None:
         match event:
@@ -397,16 +432,31 @@ class ReplicaManager:
             epoch_wall=epoch_wall,
             in_flight=self._monitor.in_flight(replica.name),
             served=stats.served if stats else (),
-            sessions=dict(self._monitor.front_stats.sessions).get(replica.name, 0),
+            sessions=self._sessions(replica.name),
             latencies=stats.latencies if stats else (),
         )
 
 
 def _verification_source(state: states.State) -> VerificationSource | None:
     asked = state.assignment
-    if not isinstance(state, states.Ready) or not (asked.verifiers or asked.capture):
+    if not isinstance(state, _TAKING_REQUESTS) or not (asked.verifiers or asked.capture):
         return None
     return VerificationSource(asked.id, asked.verifiers, asked.capture)
+
+
+def _unloaded_replica(state: states.State) -> UnloadedReplica | None:
+    asked = state.assignment
+    match state:
+        case states.Unloading() | states.ScaledToZero() | states.Waking():
+            takes = unloading.wake_time(state.record, state.loaded_model)
+            is_waking = isinstance(state, states.Waking)
+            return UnloadedReplica(asked.id, asked.workload, takes.median_s, takes.least_s, is_waking)
+        case states.Failed(refusal=refusal) | states.Poisoned(refusal=refusal) | states.Rejected(refusal=refusal):
+            if asked.to_zero_after_s is None:
+                return None
+            return UnloadedReplica(asked.id, asked.workload, failure=refusal)
+        case _:
+            return None
 
 
 def _stateful_replica(state: states.State) -> StatefulReplica | None:

@@ -148,6 +148,7 @@ class Supervisor:
                 self._group = group
                 for loop in (
                     self._replicas.watch_workers,
+                    self._replicas.wake_requested,
                     self._reconcile_forever,
                     self._front_updates.configure_forever,
                     self._save_forever,
@@ -296,7 +297,8 @@ class Supervisor:
     async def _sample_forever(self) -> None:
         """Separate from the heartbeat, because a worker that does not answer must not make the node look silent."""
         while True:
-            await self._monitor.sample()
+            if await self._monitor.sample():
+                self._replicas.unload_unused()
             pause = self._heartbeat_s() if self._monitor.front_stats.ready else Seconds(self._settings.poll_s)
             await self._clock.sleep(pause)
 

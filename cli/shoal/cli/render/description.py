@@ -10,7 +10,7 @@ from shoal.cli.render.columns import Cell
 from shoal.cli.render.listings import COLUMNS, name_of, show, text_of
 from shoal.cli.render.migrations import show_migration
 from shoal.cli.render.output import console, line
-from shoal.cli.render.resources import age, event_line, show_profile, when
+from shoal.cli.render.resources import age, event_line, scale_state, show_profile, when
 from shoal.v1 import operator_pb2
 
 LAST_EVENTS: Final = 8
@@ -64,7 +64,7 @@ def what_to_do(kind: str, row: Any) -> str:
     code, remedy = getattr(refusal, "code", ""), getattr(refusal, "remedy", "")
     if remedy:
         return str(remedy)
-    if kind == "workloads" and (code or row.state != "ready"):
+    if kind == "workloads" and ((code and not scale_state(code)) or row.state != "ready"):
         return f"shoal explain {row.workload.name} --tenant {row.workload.tenant}"
     if kind == "placements" and row.observed.phase == "failed":
         return f"shoal logs {row.node}"

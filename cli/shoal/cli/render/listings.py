@@ -36,6 +36,7 @@ from shoal.cli.render.resources import (
     reason_cell,
     receipt_text,
     region_name,
+    scale_state,
     sensor_text,
     service_text,
     serving_text,
@@ -227,7 +228,7 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
     ),
     "workloads": (
         Listed("WORKLOAD", _workload, least=16),
-        Listed("STATE", lambda row: state(row.state)),
+        Listed("STATE", lambda row: state(scale_state(row.reason.code) or row.state)),
         Listed("READY", lambda row: f"{row.ready}/{row.wanted}", rank=1, right=True),
         Listed("POLICY", lambda row: row.policy or "-", rank=5, least=10),
         Listed("REASON", lambda row: reason_cell(row.reason), rank=2),
@@ -246,7 +247,7 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
     "placements": (
         Listed("WORKLOAD", lambda row: _workload(row.assignment), least=16),
         Listed("DEVICE", lambda row: device_cell(row.node, row.assignment.device, row.stand_in), least=14),
-        Listed("PHASE", lambda row: state(row.observed.phase or "unseen")),
+        Listed("PHASE", lambda row: state(scale_state(row.observed.code) or row.observed.phase or "unseen")),
         Listed("SERVING", lambda row: state(serving_text(row)), rank=1),
         Listed("P95", placement_latency, rank=2),
         Listed("MEMORY", lambda row: show_bytes(row.observed.measured.memory_bytes or row.assignment.memory_bytes),

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.output import line, table
+from shoal.types.codes import Code
 from shoal.types.units import (
     show_bytes,
     show_bytes_per_second,
@@ -236,6 +237,14 @@ def placement_reason(row: operator_pb2.PlacementView) -> Cell:
     if row.stays and said == "-":
         return Cell(row.stays, "stays", style="yellow")
     return Cell(said, row.observed.code, style="red" if row.observed.phase == "failed" else "")
+
+
+_SCALE_STATES: Final[Mapping[str, str]] = {Code.SCALED_TO_ZERO: "idle", Code.WAITING_FOR_WAKE: "waking"}
+
+
+def scale_state(code: str) -> str:
+    """What people call a replica, or a workload, that is ready although nothing is loaded; empty for any other."""
+    return _SCALE_STATES.get(code, "")
 
 
 def serving_text(row: operator_pb2.PlacementView) -> str:

@@ -37,7 +37,7 @@ from shoal.coordinator.core.workloads.model import WorkloadWait
 from shoal.coordinator.core.workloads.routes import is_status_current
 from shoal.policies import Problem
 from shoal.types.agreement import ServiceReport
-from shoal.types.assignment import Assignment, DesiredSet, Ingress, Phase
+from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against, PackRef, has_answers
 from shoal.types.offer import Member, Offer
@@ -253,6 +253,8 @@ class WorkloadIndex:
     plans: Mapping[WorkloadKey, WorkloadPlan]
     # Replicas for requests that are ready on a connected node and not about to be removed.
     ready: Counter[WorkloadKey] = field(default_factory=Counter)
+    # Of these, those that are scaled to zero, or load for a request.
+    unloaded: dict[WorkloadKey, list[Observed]] = field(default_factory=dict)
     # Workloads with assignments.
     assigned: set[WorkloadKey] = field(default_factory=set)
     # Of the oldest documents that a replica in service belongs to.
@@ -292,7 +294,10 @@ class WorkloadIndex:
         if one.standby or state is None or state.liveness not in (Liveness.READY, Liveness.NEVER_SEEN):
             return
         observed = state.observed.get(one.id)
-        self.ready[key] += observed is not None and observed.phase is Phase.READY
+        if observed is not None and observed.phase is Phase.READY:
+            self.ready[key] += 1
+            if observed.is_unloaded:
+                self.unloaded.setdefault(key, []).append(observed)
 
     def is_behind(self, intent: Intent) -> bool:
         """True if a replica that serves, or a migration that is under way, belongs to previous documents."""
@@ -667,6 +672,10 @@ def workload_view(controller: WorkloadsController, intent: Intent, index: Worklo
         view.state = PROGRESSING
     if view.state != READY:
         _explain_wait(view, index.waits.get(key, []))
+    elif len(idle := index.unloaded.get(key, [])) == ready > 0:
+        first = min(idle, key=lambda each: each.since)
+        view.reason.CopyFrom(refusal_view(Refusal(first.code or Code.SCALED_TO_ZERO, first.reason)))
+        view.since = first.since
     lacking = None if plan is None else plan.refusal or plan.no_standby
     if lacking is not None:
         view.reason.CopyFrom(refusal_view(lacking))

@@ -17,6 +17,7 @@ from shoal.agent.core.request_attempts import RequestAttempts
 from shoal.agent.core.request_router import RequestRouter
 from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.routing import AdmissionRefusal, RetryDecision
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.ports import LocalWorker, VerificationSource
 from shoal.simulator.parts.network import REGION
 from shoal.simulator.parts.upstream import SimAttemptFailed, SimUpstream
@@ -42,10 +43,16 @@ Answer = tuple[Code | None, str]
 class FrontServing:
     """What a front is told to serve."""
 
+    # Where requests may go.
     routes: tuple[Route, ...] = ()
+    # Workers here that take requests.
     workers: tuple[LocalWorker, ...] = ()
+    # Other regions that it exchanges requests with.
     peers: tuple[PeerTrust, ...] = ()
+    # Replicas here that others are compared with.
     verification_sources: tuple[VerificationSource, ...] = ()
+    # Replicas here that requests wait for, as they have no worker.
+    unloaded: tuple[UnloadedReplica, ...] = ()
 
 
 @dataclass(eq=False)
@@ -89,6 +96,7 @@ class SimFront:
         self.process = SimProcess(machine.world, f"front-{machine.name}")
         self.router = RequestRouter(machine.limits, TIMEOUT_S)
         self.traffic = CrossRegionTraffic()
+        self._change = asyncio.Event()
         self.serving: FrontServing | None = None
         """The last configuration; None before the first."""
         self._machine = machine
@@ -120,7 +128,9 @@ class SimFront:
                 "front.started", node=machine.name, per_endpoint=max(limits.per_replica, limits.per_way)
             )
         self.serving = serving
-        self.router.configure(serving.routes, serving.workers)
+        self.router.configure(serving.routes, serving.workers, serving.unloaded)
+        past, self._change = self._change, asyncio.Event()
+        past.set()
         counted = {agreement for peer in serving.peers for agreement in peer.agreements}
         self.traffic.keep(self.router.tables.traffic_keys | counted)
         machine.world.record(
@@ -195,9 +205,27 @@ class SimFront:
             return refused.refusal.code, ""
         self.router.enter(request)
         try:
-            return await self._answer(route, request)
+            awake = await self._wait_for_wake(route, request)
+            return await self._answer(awake, request) if isinstance(awake, Route) else (awake, "")
         finally:
             self.router.leave(request)
+
+    async def _wait_for_wake(self, route: Route, request: SimRequest) -> Route | Code:
+        """Its route once a replica takes requests, or none will; or why it is refused meanwhile."""
+        while True:
+            plan = self.router.plan_wake(route, request.expires_at, self._now())
+            for assignment in plan.wake:
+                self._machine.wakes.put_nowait(assignment)
+            if plan.refused is not None:
+                return plan.refused.refusal.code
+            if not plan.waits:
+                return route
+            try:
+                async with asyncio.timeout(request.expires_at - self._now()):
+                    await self._change.wait()
+            except TimeoutError:
+                return Code.DEADLINE_EXCEEDED
+            route = self.router.tables.find(request.key, request.entry) or route
 
     async def _answer(self, route: Route, request: SimRequest) -> Answer:
         attempts = RequestAttempts(self.router, route, request, next(self._seeds))

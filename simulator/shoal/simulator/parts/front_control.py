@@ -1,7 +1,9 @@
 """How a supervisor controls its machine's front, and how that compares a new replica with another one."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.ports import (
     FrontStats,
     LocalWorker,
@@ -41,6 +43,7 @@ class SimFrontControl:
         stateful_replicas: tuple[StatefulReplica, ...] = (),
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
+        unloaded: tuple[UnloadedReplica, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)
@@ -48,7 +51,7 @@ class SimFrontControl:
         machine = self._machine
         if not machine.front.process.alive:
             machine.front = SimFront(machine)
-        machine.front.configure(FrontServing(routes, workers, peers, verification_sources))
+        machine.front.configure(FrontServing(routes, workers, peers, verification_sources, unloaded))
         self._process.gate("configured front")
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
@@ -132,7 +135,17 @@ class SimFrontControl:
         self._process.gate("front stats")
         machine = self._machine
         front = machine.front
-        return FrontStats(front.alive, (), front.router.outstanding(), front.traffic.agreement_counts())
+        return FrontStats(
+            front.alive,
+            (),
+            front.router.outstanding(),
+            front.traffic.agreement_counts(),
+            unloaded=tuple(sorted(front.router.unloaded_names)),
+        )
+
+    async def wakes(self) -> AsyncIterator[str]:
+        while True:
+            yield await self._machine.wakes.get()
 
     async def close(self, *, keep: bool) -> None:
         self._process.gate("close front")

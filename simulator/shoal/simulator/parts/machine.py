@@ -67,6 +67,8 @@ class SimMachine:
         """Model -> workers that ended by their own fault."""
         self.boots = 0
         self.has_power = True
+        self.wakes: asyncio.Queue[str] = asyncio.Queue()
+        """Assignments that requests at the front wait for; its supervisor takes them."""
         self._requests = itertools.count(1)
         self._worker_numbers = itertools.count(1)
 

@@ -28,8 +28,10 @@ from shoal.agent.core.assignment.events import (
     StopVerify,
     StopWorker,
     TimerFired,
+    Unused,
     VerdictReached,
     WakeAt,
+    WakeRequested,
     Warmed,
     WarmupStarted,
 )
@@ -47,14 +49,18 @@ from shoal.agent.core.assignment.states import (
     Poisoned,
     Ready,
     Rejected,
+    ScaledToZero,
     Staged,
     State,
+    Unloading,
     Verifying,
+    Waking,
     Warming,
 )
+from shoal.agent.core.assignment.unloading import KEPT_LOADS, record_load, wake_time
 from shoal.types.assignment import Assignment, Phase, Preparation
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
-from shoal.types.migration import Against, Recording
+from shoal.types.migration import Against, Recording, Verifier
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS = AssignmentLimits()
@@ -80,8 +86,13 @@ VERIFYING = Verifying(MOVING, AssignmentRecord(), at(3), at(33), SERVICE, VERIFI
 REJECTED = Rejected(
     MOVING, AssignmentRecord(verdict=DIFFERS), at(5), Refusal(Code.VERIFY_FAILED, "differs"), VERIFICATION
 )
+SCALED = replace(ASKED, to_zero_after_s=Seconds(600.0))
+UNLOADING = Unloading(SCALED, AssignmentRecord(), at(4), SERVICE, at(34))
+AT_ZERO = ScaledToZero(SCALED, AssignmentRecord(), at(5), SERVICE)
+WAKING = Waking(Loading(SCALED, AssignmentRecord(), at(6), at(100)), at(5.5), SERVICE)
 STATES: tuple[State, ...] = (
-    FETCHING, LOADING, WARMING, VERIFYING, READY, DRAINING, FAILED, POISONED, REJECTED, GONE,
+    FETCHING, LOADING, WARMING, VERIFYING, READY, UNLOADING, AT_ZERO, WAKING, DRAINING, FAILED, POISONED, REJECTED,
+    GONE,
 )  # fmt: skip
 
 
@@ -162,6 +173,15 @@ def test_the_whole_way_up_and_down() -> None:
         (READY, Warmed(replace(SERVICE, note="more")), replace(READY, loaded_model=replace(SERVICE, note="more")), ()),
         (GONE, CRASH, GONE, ()),
         (FETCHING, CRASH, FETCHING, ()),
+        (READY, Unused(), READY, ()),
+        (UNLOADING, WakeRequested(), Ready(SCALED, AssignmentRecord(), at(10), SERVICE), ()),
+        (UNLOADING, Idle(), replace(AT_ZERO, since=at(10)), (StopWorker(),)),
+        (UNLOADING, ResumeRequested(ASKED), Ready(ASKED, AssignmentRecord(), at(10), SERVICE), ()),
+        (AT_ZERO, DrainRequested(), Gone(SCALED, AssignmentRecord(), at(10)), ()),
+        (AT_ZERO, CRASH, AT_ZERO, ()),
+        (WAKING, WakeRequested(), WAKING, ()),
+        (WAKING, DrainRequested(), Gone(SCALED, AssignmentRecord(), at(10)), (StopWorker(),)),
+        (WAKING, Warmed(SERVICE), Ready(SCALED, AssignmentRecord(loads=(Seconds(4.5),)), at(10), SERVICE), ()),
     ],
 )
 def test_table(state: State, event: Event, expected: State, effects: tuple[object, ...]) -> None:
@@ -503,7 +523,75 @@ def test_what_ended_while_it_was_recorded_is_not_recorded_once_more() -> None:
     assert (type(again), effects) == (Ready, ())
 
 
+def test_down_to_zero_and_up_again() -> None:
+    ready = replace(READY, assignment=SCALED)
+    unloading, effects = step(ready, Unused(), at(700), LIMITS)
+    assert isinstance(unloading, Unloading)
+    assert effects == (AwaitIdle(), WakeAt(unloading.until))
+    assert observe(unloading, epoch_wall=Seconds(0.0)).phase is Phase.READY
+    zero, _ = step(unloading, Idle(), at(701), LIMITS)
+    told = observe(zero, epoch_wall=Seconds(0.0))
+    assert (told.phase, told.code, told.is_unloaded) == (Phase.READY, Code.SCALED_TO_ZERO, True)
+    assert told.measured == SERVICE.measured, "its place is predicted by it on"
+    waking, effects = step(zero, WakeRequested(), at(900), LIMITS)
+    assert isinstance(waking, Waking)
+    assert effects[0] == StartFetch()
+    told = observe(waking, epoch_wall=Seconds(0.0))
+    assert (told.phase, told.code, told.is_unloaded) == (Phase.READY, Code.WAITING_FOR_WAKE, True)
+    assert told.gives_up_at is not None
+    for event in (ModelFetched("x"), WarmupStarted(), Warmed(SERVICE)):
+        waking, _ = step(waking, event, at(902), LIMITS)
+    assert waking == Ready(SCALED, AssignmentRecord(loads=(Seconds(2.0),)), at(902), SERVICE)
+
+
+def test_what_is_still_in_use_is_ready_again() -> None:
+    again, effects = step(UNLOADING, TimerFired(), UNLOADING.until, LIMITS)
+    assert (type(again), effects) == (Ready, ())
+
+
+def test_a_wake_that_fails_is_a_failed_load_and_a_kill_from_outside_loads_it_again() -> None:
+    failed, effects = step(WAKING, LoadFailed(Refusal(Code.MEMORY_SHORT, "1 MiB free")), at(10), LIMITS)
+    assert isinstance(failed, Failed)
+    assert effects[0] == StopWorker()
+    again, effects = step(WAKING, KILL, at(10), LIMITS)
+    assert isinstance(again, Waking)
+    assert (again.since, effects[0]) == (WAKING.since, StartFetch())
+    late, _ = step(WAKING, TimerFired(), at(100), LIMITS)
+    assert isinstance(late, Failed)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [ASKED, replace(SCALED, standby=True), replace(SCALED, verifiers=(Verifier("m-1", "n-2"),))],
+)
+def test_what_has_to_be_loaded_is_loaded_at_once(asked: Assignment) -> None:
+    woken, effects = step(AT_ZERO, ResumeRequested(asked), at(10), LIMITS)
+    assert isinstance(woken, Waking)
+    assert effects[0] == StartFetch()
+    assert step(replace(READY, assignment=asked), Unused(), at(10_000), LIMITS)[1] == ()
+
+
+def test_nothing_is_unloaded_before_it_has_recorded_what_it_was_asked_for() -> None:
+    beside = Ready(replace(SCALED, verification=BESIDE), AssignmentRecord(), at(0), SERVICE)
+    assert step(beside, Unused(), at(700), LIMITS) == (beside, ())
+    recorded, _ = step(beside, VerdictReached(verdict("r-1")), at(701), LIMITS)
+    assert isinstance(step(recorded, Unused(), at(702), LIMITS)[0], Unloading)
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=40))
+def test_a_wake_is_the_median_of_the_last_loads(loads: list[float]) -> None:
+    kept: tuple[Seconds, ...] = ()
+    for took in loads:
+        kept = record_load(kept, Seconds(took))
+    assert kept == tuple(loads[-KEPT_LOADS:])
+    takes = wake_time(AssignmentRecord(loads=kept), SERVICE)
+    assert min(kept) == takes.least_s <= takes.median_s <= max(kept)
+
+
 events = st.one_of(
+    st.just(Unused()),
+    st.just(WakeRequested()),
+    st.just(ResumeRequested(SCALED)),
     st.just(VerdictReached(PASSED)),
     st.just(VerdictReached(DIFFERS)),
     st.just(NoVerdict(SILENT)),
@@ -525,7 +613,7 @@ events = st.one_of(
 stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)
 
 
-@given(st.sampled_from((ASKED, MOVING, replace(ASKED, staged=True))), stories)
+@given(st.sampled_from((ASKED, MOVING, SCALED, replace(ASKED, staged=True))), stories)
 def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) -> None:
     """Workers, fetches and verifications are started and stopped in pairs; every wait has an end that somebody wakes
     for; and what has to be verified is never ready without a verdict that it passed."""
@@ -572,6 +660,14 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
         match state:
             case Fetching() | Loading() | Warming() | Draining():
                 assert wake == state.until > now or isinstance(event, Exited)
+            case Unloading():
+                assert wake == state.until > now
+                assert state.assignment.to_zero_after_s is not None
+            case ScaledToZero():
+                assert not worker
+                assert not fetch
+            case Waking():
+                assert wake == state.loading.until > now or isinstance(event, Exited)
             case Verifying():
                 assert wake == min(state.until, state.retry_at or state.until) > now
                 assert verify == (state.retry_at is None)
@@ -584,7 +680,7 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
                 assert not verify
             case Ready():
                 judged, asked_for = state.record.verdict, state.assignment.verification
-                came_up = not isinstance(state_before, Ready | Draining)
+                came_up = not isinstance(state_before, Ready | Draining | Unloading)
                 assert not state.assignment.staged
                 assert not came_up or asked_for is None or (judged is not None and judged.passed)
             case Staged():
@@ -613,9 +709,11 @@ def test_every_wait_and_failure_says_why(state: State, offset: float) -> None:
     observed = observe(state, epoch_wall=Seconds(offset), in_flight=3)
     assert observed.phase == phase(state)
     assert observed.since == state.since + offset
-    if observed.phase in (Phase.READY, Phase.STAGED, Phase.GONE):
+    if observed.phase in (Phase.READY, Phase.STAGED, Phase.GONE) and not observed.is_unloaded:
         assert observed.code is None
     else:
         assert observed.code is not None
         assert observed.reason
-    assert (observed.measured is not None) == isinstance(state, Verifying | Ready | Draining)
+    assert (observed.measured is not None) == isinstance(
+        state, Verifying | Ready | Unloading | ScaledToZero | Waking | Draining
+    )

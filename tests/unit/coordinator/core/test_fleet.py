@@ -23,11 +23,12 @@ from harness.builders.coordinator_core import (
     status,
     warm,
 )
+from shoal.coordinator.controllers.fleet.node_events import status_events
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
 from shoal.coordinator.core.fleet.liveness import deferred_nodes, update_liveness
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, LivenessTiming
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, LivenessTiming, NodeState
 from shoal.coordinator.core.placement.place import place
 from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
 from shoal.types.codes import Code
@@ -403,6 +404,33 @@ def test_an_older_receipt_does_not_replace_a_newer_one() -> None:
     fleet, refusals = updates.merge_receipts(fleet, "a", (receipt(A, A.devices[0], flops=1e11, at=START),), *at(7.0))
     assert refusals == ()
     assert fleet.nodes["a"].receipts["cpu0"].rates.matmul_flops["fp32"] == 5e11
+
+
+def test_memory_that_is_committed_and_not_in_use_is_given_to_nobody() -> None:
+    idle = observation(assignment("a-1"), Phase.READY, code=Code.SCALED_TO_ZERO, measured=warm(memory=300 * MIB))
+    for code, pending in ((Code.SCALED_TO_ZERO, 300), (Code.WAITING_FOR_WAKE, 300), (None, 0)):
+        fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(replace(idle, code=code),))
+        books = commitments(fleet, {"a": (assignment("a-1"),)})
+        assert books == {("a", "cpu0"): MemoryCommitment(Bytes(300 * MIB), Bytes(pending * MIB))}
+
+
+def test_scaling_to_zero_and_back_are_events_of_the_replica() -> None:
+    def node_with(code: Code | None) -> NodeState:
+        found = observation(assignment("a-1"), Phase.READY, code=code, reason="no request for 600s")
+        return with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(found,)).nodes["a"]
+
+    def events_between(before: Code | None, after: Code | None) -> list[tuple[str, str]]:
+        return [(each.code, each.subject) for each in status_events(node_with(before), node_with(after))]
+
+    assert events_between(None, Code.SCALED_TO_ZERO) == [(Code.SCALED_TO_ZERO, "a-1")]
+    assert events_between(Code.SCALED_TO_ZERO, Code.SCALED_TO_ZERO) == []
+    assert events_between(Code.SCALED_TO_ZERO, Code.WAITING_FOR_WAKE) == []
+    assert (
+        events_between(Code.WAITING_FOR_WAKE, None)
+        == events_between(Code.SCALED_TO_ZERO, None)
+        == [("SCALED_UP", "a-1")]
+    )
+    assert events_between(None, None) == []
 
 
 def test_books_and_live_memory() -> None:

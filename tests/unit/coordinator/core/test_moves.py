@@ -94,6 +94,23 @@ def test_outputs_that_the_policy_does_not_name_are_compared_too() -> None:
     assert asked.within_s == LIMITS.verify_s + 100 * LIMITS.sample_s
 
 
+def test_neither_replica_of_a_move_is_scaled_to_zero() -> None:
+    region = settled_region("a", "b")
+    region.intents = (replace(region.intents[0], to_zero_after_s=Seconds(600.0)),)
+    region.run(2)
+    moving = region.migrate("b")
+    while region.migrations[moving].stage is not MigrationStage.DONE:
+        region.step()
+        if region.migrations[moving].target is not None and region.migrations[moving].stage not in (
+            MigrationStage.PLANNED,
+            MigrationStage.DONE,
+        ):
+            told = [each.to_zero_after_s for one in region.desired.values() for each in one.assignments]
+            assert set(told) <= {None}
+    region.run(2)
+    assert [each.to_zero_after_s for each in region.desired["b"].assignments] == [600.0]
+
+
 def test_what_does_not_have_to_be_compared_moves_without_a_verdict() -> None:
     region = settled_region("a", "b")
     moving = region.migrate("b", against=Against.NONE)

@@ -50,6 +50,16 @@ def test_a_consent_to_capture_comes_and_goes_without_moving_anything() -> None:
     assert [event.code for event in region.events] == ["ASSIGNED", "ASSIGNED", "READY", "READY"]
 
 
+def test_how_long_nobody_has_to_ask_comes_and_goes_without_moving_anything() -> None:
+    region = CoreRegion(node("a"), node("b"))
+    for after_s in (None, Seconds(600.0), Seconds(60.0), None):
+        region.intents = (intent(to_zero_after_s=after_s, standby=Standby.WARM),)
+        region.run(4)
+        found = {each.standby: each.to_zero_after_s for one in region.desired.values() for each in one.assignments}
+        assert found == {False: after_s, True: None}, "a standby is of no use unless it is loaded"
+    assert [event.code for event in region.events if event.code != "READY"] == ["ASSIGNED", "ASSIGNED"]
+
+
 def test_when_nothing_happens_nothing_is_written() -> None:
     region = CoreRegion(node("a"), node("b"))
     region.intents = (intent(replicas=2), intent("other"))

@@ -85,6 +85,16 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Unused:
+    """It had no request for as long as its policy says, and no session is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequested:
+    """A request waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """No request is in flight to the worker."""
 
@@ -107,6 +117,8 @@ Event = (
     | Exited
     | DrainRequested
     | ResumeRequested
+    | Unused
+    | WakeRequested
     | Idle
     | TimerFired
 )
@@ -149,7 +161,8 @@ class StopVerify:
 
 @dataclass(frozen=True, slots=True)
 class AwaitIdle:
-    """Send Idle whenever no request is in flight to the worker, until it is gone."""
+    """Send Idle whenever no request is in flight to the worker, while it drains or is unloaded. The front must hold
+    new ones back by then."""
 
 
 @dataclass(frozen=True, slots=True)

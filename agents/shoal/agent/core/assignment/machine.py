@@ -28,8 +28,10 @@ from shoal.agent.core.assignment.events import (
     StopVerify,
     StopWorker,
     TimerFired,
+    Unused,
     VerdictReached,
     WakeAt,
+    WakeRequested,
     Warmed,
     WarmupStarted,
 )
@@ -46,16 +48,20 @@ from shoal.agent.core.assignment.states import (
     Preparing,
     Ready,
     Rejected,
+    ScaledToZero,
     Staged,
     State,
+    Unloading,
     Verifying,
+    Waking,
     Warming,
 )
+from shoal.agent.core.assignment.unloading import may_unload, record_load
 from shoal.types.assignment import Assignment
 from shoal.types.backoff import delay
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.migration import Against, Recording, Verdict, Verification, admits
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Seconds
 
 Step = tuple[State, tuple[Effect, ...]]
 
@@ -116,6 +122,8 @@ def _expire(state: State, now: Elapsed, limits: AssignmentLimits) -> Step:
             return replace(state, retry_at=None), (StartVerify(state.verification), WakeAt(state.until))
         case Ready(retry_at=again_at) if again_at is not None and now >= again_at:
             return replace(state, retry_at=None), _verify_while_serving(state.assignment, state.record)
+        case Unloading() if now >= state.until:
+            return Ready(state.assignment, state.record, now, state.loaded_model), ()
         case Draining() if now >= state.until:
             return _after_drain(state, now), (StopWorker(),)
         case Failed() if now >= state.retry_at:
@@ -126,6 +134,9 @@ def _expire(state: State, now: Elapsed, limits: AssignmentLimits) -> Step:
             | Warming()
             | Verifying()
             | Ready()
+            | Unloading()
+            | ScaledToZero()
+            | Waking()
             | Staged()
             | Draining()
             | Failed()
@@ -146,6 +157,12 @@ def _apply(state: State, event: Event, now: Elapsed, limits: AssignmentLimits) -
             return _when_verifying(state, event, now, limits)
         case Ready():
             return _when_ready(state, event, now, limits)
+        case Unloading():
+            return _when_unloading(state, event, now, limits)
+        case ScaledToZero():
+            return _when_scaled_to_zero(state, event, now, limits)
+        case Waking():
+            return _when_waking(state, event, now, limits)
         case Staged():
             return _when_staged(state, event, now, limits)
         case Draining():
@@ -184,6 +201,8 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
             | VerdictReached()
             | NoVerdict()
             | Exited()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -194,9 +213,9 @@ def _when_loading(state: Loading | Warming, event: Event, now: Elapsed, limits: 
     match event:
         case WarmupStarted():
             until = Elapsed(now + limits.warm_s)
-            return Warming(state.assignment, state.record, now, until), (WakeAt(until),)
+            return Warming(state.assignment, state.record, now, until, _load_began(state)), (WakeAt(until),)
         case Warmed(service):
-            return _after_warmup(state.assignment, state.record, service, now)
+            return _after_warmup(state.assignment, _with_load(state, now), service, now)
         case LoadFailed(refusal) if refusal.code is Code.MODEL_DIGEST:
             return _fail(state, refusal, now, limits, StopWorker(), DiscardBytes())
         case LoadFailed(refusal) if refusal.code in PERMANENT_LOAD_FAILURES:
@@ -218,6 +237,8 @@ def _when_loading(state: Loading | Warming, event: Event, now: Elapsed, limits: 
             | FetchFailed()
             | VerdictReached()
             | NoVerdict()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -264,6 +285,8 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
             | FetchFailed()
             | LoadFailed()
             | WarmupStarted()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -282,6 +305,10 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             return _on_exit(state, event, now, limits)
         case DrainRequested():
             return _drain(state, now, limits)
+        case Unused() if may_unload(state.assignment, state.record):
+            until = Elapsed(now + limits.drain_s)
+            unloading = Unloading(state.assignment, state.record, now, state.loaded_model, until)
+            return unloading, (AwaitIdle(), WakeAt(until))
         case ResumeRequested(asked) if asked.staged:
             return _drain(replace(state, assignment=asked), now, limits)
         case ResumeRequested(asked) if (
@@ -312,10 +339,81 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             | WarmupStarted()
             | VerdictReached()
             | NoVerdict()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
             return state, ()
+
+
+def _when_unloading(state: Unloading, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
+    ready = Ready(state.assignment, state.record, now, state.loaded_model)
+    match event:
+        case Idle():
+            return ScaledToZero(state.assignment, state.record, now, state.loaded_model), (StopWorker(),)
+        case WakeRequested():
+            return ready, ()
+        case ResumeRequested(asked) if may_unload(asked, state.record):
+            return replace(state, assignment=asked), ()
+        case ResumeRequested() | DrainRequested() | Exited():
+            return _when_ready(ready, event, now, limits)
+        case Warmed(loaded_model):  # it has more to say of itself
+            return replace(state, loaded_model=loaded_model), ()
+        case (
+            ModelFetched()
+            | PreparationQueued()
+            | PreparationStarted()
+            | FetchFailed()
+            | LoadFailed()
+            | WarmupStarted()
+            | VerdictReached()
+            | NoVerdict()
+            | Unused()
+            | TimerFired()
+        ):
+            return state, ()
+
+
+def _when_scaled_to_zero(state: ScaledToZero, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
+    match event:
+        case WakeRequested():
+            return _wake(state, now, limits)
+        case ResumeRequested(asked) if asked.staged:
+            return Staged(asked, state.record, now), ()
+        case ResumeRequested(asked) if may_unload(asked, state.record):
+            return replace(state, assignment=asked), ()
+        case ResumeRequested(asked):
+            return _wake(replace(state, assignment=asked), now, limits)
+        case DrainRequested():
+            return Gone(state.assignment, state.record, now), ()
+        case (
+            ModelFetched()
+            | PreparationQueued()
+            | PreparationStarted()
+            | FetchFailed()
+            | LoadFailed()
+            | WarmupStarted()
+            | Warmed()
+            | VerdictReached()
+            | NoVerdict()
+            | Exited()
+            | Unused()
+            | Idle()
+            | TimerFired()
+        ):
+            return state, ()
+
+
+def _when_waking(state: Waking, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
+    """As any load; what comes of it is as if it had never been unloaded."""
+    loading, effects = step(state.loading, event, now, limits)
+    if isinstance(loading, Fetching | Loading | Warming):
+        return replace(state, loading=loading), effects
+    if isinstance(loading, Ready):  # the fetch, and a load that was interrupted, count too
+        loads = record_load(state.record.loads, Seconds(now - state.since))
+        return replace(loading, record=replace(loading.record, loads=loads)), effects
+    return loading, effects
 
 
 def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
@@ -337,6 +435,8 @@ def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLi
             | VerdictReached()
             | NoVerdict()
             | Exited()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -365,6 +465,8 @@ def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
             | Warmed()
             | VerdictReached()
             | NoVerdict()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -390,6 +492,8 @@ def _when_failed(state: Failed | Poisoned | Rejected, event: Event, now: Elapsed
             | VerdictReached()
             | NoVerdict()
             | Exited()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
@@ -412,10 +516,32 @@ def _when_gone(state: Gone, event: Event, now: Elapsed, limits: AssignmentLimits
             | NoVerdict()
             | Exited()
             | DrainRequested()
+            | Unused()
+            | WakeRequested()
             | Idle()
             | TimerFired()
         ):
             return state, ()
+
+
+def _wake(state: ScaledToZero, now: Elapsed, limits: AssignmentLimits) -> Step:
+    loading, effects = begin(state.assignment, now, limits, state.record)
+    assert isinstance(loading, Fetching)
+    return Waking(loading, now, state.loaded_model), effects
+
+
+def _with_load(state: Loading | Warming, now: Elapsed) -> AssignmentRecord:
+    """Its record, with the load that ends now."""
+    began = _load_began(state)
+    if began is None:
+        return state.record
+    return replace(state.record, loads=record_load(state.record.loads, Seconds(now - began)))
+
+
+def _load_began(state: Loading | Warming) -> Elapsed | None:
+    if isinstance(state, Warming):
+        return state.load_began
+    return None if state.assignment.to_zero_after_s is None else state.since
 
 
 def _load_deadline(assignment: Assignment, now: Elapsed, limits: AssignmentLimits) -> Elapsed:

@@ -11,11 +11,15 @@ from shoal.agent.core.assignment.states import (
     Preparing,
     Ready,
     Rejected,
+    ScaledToZero,
     Staged,
     State,
+    Unloading,
     Verifying,
+    Waking,
     Warming,
 )
+from shoal.agent.core.assignment.unloading import wake_time
 from shoal.types.assignment import Observed, Phase, Served
 from shoal.types.codes import Code
 from shoal.types.latency import Counts
@@ -33,8 +37,8 @@ def phase(state: State) -> Phase:
             return Phase.WARMING
         case Verifying():
             return Phase.VERIFYING
-        case Ready():
-            return Phase.READY
+        case Ready() | Unloading() | ScaledToZero() | Waking():
+            return Phase.READY  # it takes requests, which wait where they have to
         case Staged():
             return Phase.STAGED
         case Draining():
@@ -101,6 +105,14 @@ def _explain(state: State) -> _Explanation:
             return Code.WAITING_FOR_VERIFY, why, state.retry_at, state.until, state.loaded_model
         case Ready():
             return None, state.loaded_model.note, None, None, state.loaded_model
+        case Unloading():
+            return None, state.loaded_model.note, None, None, state.loaded_model
+        case ScaledToZero():
+            why = f"no request for {state.assignment.to_zero_after_s or 0.0:g}s; the next one waits {_wake(state)}"
+            return Code.SCALED_TO_ZERO, why, None, None, state.loaded_model
+        case Waking():
+            why = f"loading for requests that wait, which takes {_wake(state)}"
+            return Code.WAITING_FOR_WAKE, why, None, state.loading.until, state.loaded_model
         case Staged():
             return None, "", None, None, None
         case Draining():
@@ -111,3 +123,8 @@ def _explain(state: State) -> _Explanation:
             return state.refusal.code, state.refusal.words, None, state.since, None
         case Gone():
             return None, "", None, None, None
+
+
+def _wake(state: ScaledToZero | Waking) -> str:
+    """How long a wake takes, as people read it."""
+    return f"{wake_time(state.record, state.loaded_model).median_s:.2g}s"

@@ -7,7 +7,7 @@ from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Refusal
 from shoal.types.migration import DRAIN_S, Verdict, Verification
 from shoal.types.profile import TensorSpec
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,9 @@ class AssignmentRecord:
     verdict: Verdict | None = None
     # True if every one of `crashes` was during a load, with no request in flight; False where there was none.
     crashed_at_load: bool = False
+    # Seconds of its last loads, from the start of the worker, or from the request that woke it, until it was ready.
+    # Empty for one that stays loaded.
+    loads: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,16 @@ class Loading:
 class Warming:
     """The worker runs its warm-up; it fails with WARMUP_FAILED at `until` (elapsed clock)."""
 
+    # The assignment as last desired.
     assignment: Assignment
+    # Counters that outlive this phase.
     record: AssignmentRecord
+    # When this phase began, elapsed clock.
     since: Elapsed
+    # When it fails, elapsed clock.
     until: Elapsed
+    # When its load began, elapsed clock; None where it is not timed, as it stays loaded.
+    load_began: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,57 @@ class Ready:
     tries: int = 0
     # When the next attempt at that comparison begins, elapsed clock; None while one runs or none is needed.
     retry_at: Elapsed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unloading:
+    """Had no request for as long as its policy says. The front holds new requests back, and the worker ends once
+    nothing is in flight; a request makes it Ready again."""
+
+    # The assignment as last desired.
+    assignment: Assignment
+    # Counters that outlive this phase.
+    record: AssignmentRecord
+    # When this phase began, elapsed clock.
+    since: Elapsed
+    # What its worker reported.
+    loaded_model: LoadedModel
+    # When it is Ready again although nobody asked it, elapsed clock: something is in flight, or the front is silent.
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledToZero:
+    """Nothing is loaded, as nobody asks. It takes requests: the next one loads it again."""
+
+    # The assignment as last desired.
+    assignment: Assignment
+    # Counters that outlive this phase.
+    record: AssignmentRecord
+    # When this phase began, elapsed clock.
+    since: Elapsed
+    # What its last worker reported.
+    loaded_model: LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """Loads again, as requests wait for it."""
+
+    # How far the load is.
+    loading: Fetching | Loading | Warming
+    # When the first request asked for it, elapsed clock.
+    since: Elapsed
+    # What its last worker reported.
+    loaded_model: LoadedModel
+
+    @property
+    def assignment(self) -> Assignment:
+        return self.loading.assignment
+
+    @property
+    def record(self) -> AssignmentRecord:
+        return self.loading.record
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,4 +302,19 @@ class Gone:
     since: Elapsed
 
 
-State = Fetching | Loading | Warming | Verifying | Ready | Staged | Draining | Failed | Poisoned | Rejected | Gone
+State = (
+    Fetching
+    | Loading
+    | Warming
+    | Verifying
+    | Ready
+    | Unloading
+    | ScaledToZero
+    | Waking
+    | Staged
+    | Draining
+    | Failed
+    | Poisoned
+    | Rejected
+    | Gone
+)

@@ -13,6 +13,7 @@ from shoal.types.codes import Code
 from shoal.types.link import NodeEvents
 from shoal.types.units import show_seconds
 
+SCALED_UP_EVENT: Final = "SCALED_UP"
 EVENT_BURST: Final = 256
 """Event log entries that one node may cause at once: as many as an agent buffers while it is disconnected."""
 EVENTS_PER_S: Final = 2.0
@@ -91,7 +92,12 @@ def _decision_state(observed: Observed) -> tuple[object, ...]:
 
 def status_events(before: NodeState, after: NodeState) -> list[LogEvent]:
     """Events of the change that a status made: new failures, quarantine, clock skew."""
-    return [*_phase_events(before, after), *_quarantine_events(before, after), *skew_events(before, after)]
+    return [
+        *_phase_events(before, after),
+        *_scale_events(before, after),
+        *_quarantine_events(before, after),
+        *skew_events(before, after),
+    ]
 
 
 def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
@@ -105,6 +111,22 @@ def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
         and observed.code is not None
         and ((known := before.observed.get(observed.assignment)) is None or not _is_same_state(known, observed))
     ]
+
+
+def _scale_events(before: NodeState, after: NodeState) -> list[LogEvent]:
+    """An event for each replica that was scaled to zero, and for each that is loaded again."""
+    found = list[LogEvent]()
+    for observed in after.observed.values():
+        known = before.observed.get(observed.assignment)
+        was_loaded = known is None or not known.is_unloaded
+        if was_loaded and observed.code is Code.SCALED_TO_ZERO:
+            code, message = str(Code.SCALED_TO_ZERO), observed.reason
+        elif not was_loaded and observed.phase is Phase.READY and not observed.is_unloaded:
+            code, message = SCALED_UP_EVENT, "it is loaded again"
+        else:
+            continue
+        found.append(LogEvent(code, observed.assignment, message, f"agent {after.name}", after.name, observed.workload))
+    return found
 
 
 def _quarantine_events(before: NodeState, after: NodeState) -> list[LogEvent]:

@@ -59,9 +59,14 @@ def commitments(
         for assignment in assignments:
             observed = None if state is None else state.observed.get(assignment.id)
             slot = (node, assignment.device)
-            loaded = observed is not None and observed.phase in LOADED_PHASES
+            loaded = is_loaded(observed)
             found[slot] = found.get(slot, NO_COMMITMENT).plus(memory_of(assignment, observed), loaded=loaded)
     return found
+
+
+def is_loaded(observed: Observed | None) -> bool:
+    """Whether its memory is in use: what the device reports as free is without it."""
+    return observed is not None and observed.phase in LOADED_PHASES and not observed.is_unloaded
 
 
 def memory_of(assignment: Assignment, observed: Observed | None) -> Bytes:

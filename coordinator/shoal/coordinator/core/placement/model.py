@@ -505,6 +505,8 @@ class ReplicaTarget:
     comparison: Comparison | None = None
     # As in Assignment: how its requests may run in batches; None: each runs alone.
     batching: Batching | None = None
+    # As in Assignment: how long it has no request before its node unloads it; None: it stays loaded.
+    to_zero_after_s: Seconds | None = None
 
     @property
     def variant(self) -> str:

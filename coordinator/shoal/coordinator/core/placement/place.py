@@ -448,6 +448,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         preparation=preparation_of(intent, option.precision) if option.model.prepared else None,
         comparison=comparison_of(intent, option.device, option.precision),
         batching=batching_of(intent, option.device, option.precision),
+        to_zero_after_s=intent.to_zero_after_s,
     )
 
 

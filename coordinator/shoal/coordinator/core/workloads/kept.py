@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from shoal.coordinator.core.fleet.commitments import LOADED_PHASES, NO_COMMITMENT, MemoryCommitment, memory_of
+from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, is_loaded, memory_of
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL
 from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.allocations import (
@@ -452,7 +452,7 @@ def _settle(
                 return None
             assert state is not None
             slot, observed = Slot(node, one.device), state.observed[one.id]
-            taken = NO_COMMITMENT.plus(memory_of(one, observed), loaded=observed.phase in LOADED_PHASES)
+            taken = NO_COMMITMENT.plus(memory_of(one, observed), loaded=is_loaded(observed))
             cost = TenantCost.of(world.costs.get(slot, math.nan))
             is_measured = observed.measured is not None and observed.measured.samples > 0
             found.append(SettledReplica(node, slot, one, taken, target.busy, cost, is_measured))

@@ -131,6 +131,7 @@ class _Step:
         }
         # Looked up for every replica: a withdrawn consent applies at once, also to replicas that are leaving.
         self.captures = {target.workload: target.capture for plan in plans.values() for target in plan.targets}
+        self.to_zero = {target.workload: target.to_zero_after_s for plan in plans.values() for target in plan.targets}
         self.sessions = {target.workload: target.session for plan in plans.values() for target in plan.targets}
         self.in_service = {key: self._is_in_service(plan, standby=False) for key, plan in plans.items()}
         self.standbys_in_service = {key: self._is_in_service(plan, standby=True) for key, plan in plans.items()}
@@ -152,7 +153,12 @@ class _Step:
                 )
                 self._record_event("DRAINING", node, assignment, "")
             session = self.sessions.get(after.workload, after.session)
-            after = replace(after, capture=self.captures.get(after.workload, 0), session=session)
+            after = replace(
+                after,
+                capture=self.captures.get(after.workload, 0),
+                session=session,
+                to_zero_after_s=self._to_zero_after_s(after),
+            )
             kept.append(after)
             self._record_wait(node, after, state, observed)
         return tuple(kept)
@@ -191,6 +197,7 @@ class _Step:
             preparation=target.preparation,
             comparison=target.comparison,
             batching=target.batching,
+            to_zero_after_s=None if target.standby else target.to_zero_after_s,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
@@ -310,6 +317,13 @@ class _Step:
         """True if its move wants only its bytes on the node for now."""
         move = self.moves.get(assignment.id)
         return move is not None and assignment.id in move.staged
+
+    def _to_zero_after_s(self, assignment: Assignment) -> Seconds | None:
+        """None for one that must stay loaded: a standby takes over at once, and both replicas of a move are compared,
+        and judged by what they serve."""
+        if assignment.standby or assignment.id in self.moves:
+            return None
+        return self.to_zero.get(assignment.workload, assignment.to_zero_after_s)
 
     def _is_free(self, workload: WorkloadKey) -> bool:
         """True if all that is wanted serves, here or elsewhere: any other replica may leave or become a standby."""
