@@ -166,7 +166,7 @@ DECISIONS_AUDITED: Final = CounterMetric(
 )
 DECISIONS_REFUTED: Final = CounterMetric(
     f"{PROGRAM}_decisions_refuted_total",
-    "Of those, workloads that came out otherwise: a defect. The region then decides about everything again.",
+    "Of those, workloads that came out otherwise, and nodes of which arrays said what is not so: a defect.",
 )
 STEPS_FAILED: Final = CounterMetric(
     f"{PROGRAM}_steps_failed_total", "Steps of the region or of its membership that could not be stored."

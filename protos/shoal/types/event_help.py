@@ -69,7 +69,7 @@ _DOCUMENTS: Final = {
     "REFERENCE_RECORDED": "A first replica's answers were recorded as reference.",
     "BUDGET_EXCEEDED": "A tenant's replicas cost more than its quota.",
     "BUDGET_MET": "A tenant is within its quota again.",
-    "DECISION_REFUTED": "A workload that was decided again came out otherwise although nothing had changed: a defect.",
+    "DECISION_REFUTED": "What was kept of a workload or of a node is not what it is from scratch: a defect.",
 }
 
 _IDENTITY: Final = {

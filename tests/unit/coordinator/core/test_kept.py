@@ -17,7 +17,7 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Elapsed, Wall, Watts
-from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby
+from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
 def test_what_changed_is_decided_as_everything_would_be(seed: int) -> None:
     """`CoreRegion.step` compares both at every step, events included: no audit ever refutes what is kept."""
     chance, region = Choices(seed), region_of(NODES)
-    region.kept = KeptDecisions(audited_per_step=seed % 3)
+    region.kept = KeptDecisions(audited_per_step=seed % (NODES + 2))  # that is, of all nodes at the most
     for _ in range(4):
         add(region, chance)
     region.run(6)
@@ -201,8 +201,29 @@ def test_an_audit_refutes_what_is_kept_where_a_change_was_missed() -> None:
     lost = replace(world.fleet.nodes[held[asked]], liveness=Liveness.LOST)
     missed = replace(missed, fleet=world.fleet.with_node(lost))
     found = decide_again()
-    assert found.refuted == (asked,)
-    assert [(each.code, each.workload) for each in found.events if each.code == "DECISION_REFUTED"] == [
-        ("DECISION_REFUTED", asked)
-    ]
+    assert str(asked) in found.refuted
+    assert {*found.refuted} <= {str(asked), lost.name}
+    assert [each.subject for each in found.events if each.code == "DECISION_REFUTED"] == [*found.refuted]
     assert decide_again().is_whole
+
+
+def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> None:
+    region = region_of(NODES)
+    region.kept = KeptDecisions(audited_per_step=NODES + 1)
+    region.intents = (intent("w", tenant="shop"),)
+    region.run(20)
+    region.intents = (*region.intents, intent("v", tenant="shop"))
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    plan = decide(world, NO_MIGRATIONS, now, wall).plan.of(WorkloadKey("shop", "v"))
+    assert plan is not None
+    (best,) = plan.targets
+    closed = replace(world.fleet.nodes[best.node], cordoned=True)
+    missed = replace(world, fleet=world.fleet.with_node(closed), changed_nodes=frozenset())
+    decision = decide(missed, NO_MIGRATIONS, now, wall, region.kept)
+    assert decision.refuted == (best.node,)
+    whole = decide(missed, NO_MIGRATIONS, now, wall)
+    assert decision.plan.of(WorkloadKey("shop", "v")) == whole.plan.of(WorkloadKey("shop", "v"))
+    region.kept.adopt(missed, NO_MIGRATIONS, decision, now)
+    again = decide(missed, NO_MIGRATIONS, now, wall, region.kept)
+    assert again.is_whole
+    assert again.refuted == ()

@@ -70,8 +70,8 @@ DESIRED: Final = "desired/"
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
 AUDITED_PER_STEP: Final = 4
-"""Settled workloads that a step decides about again. A region at rest takes a step every 2 s, so that 10,000 of them
-take 84 minutes."""
+"""Settled workloads that a step decides about again, and nodes that a search checks. A region at rest takes a step
+every 2 s, so that 10,000 workloads take 84 minutes."""
 RECONNECT_S: Final = 5.0
 """All agents reconnect within this time (`reconnect_after` of the agent)."""
 

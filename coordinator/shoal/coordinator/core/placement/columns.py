@@ -12,6 +12,7 @@ too much, but it never leaves out a place that fits, and the objective that it r
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -179,7 +180,12 @@ class DeviceColumns:
     What is taken of devices is as of one `Allocations` at a time. `touch` names the nodes where the next one differs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, audited_per_search: int = 0) -> None:
+        """audited_per_search: nodes of which each search checks what columns say, in turn."""
+        self._audited_per_search = audited_per_search
+        self._audit_turn: Iterator[str] = iter(())
+        self.refuted = set[str]()
+        """Nodes of which columns said something else than is so: nothing that they say is to be relied on."""
         self._forget()
 
     def _forget(self) -> None:
@@ -243,6 +249,50 @@ class DeviceColumns:
         self._marked, self._is_all_marked = set(), False
         for variant in [name for name, each in self._models.items() if len(each.counts) > 2 * len(self._slots)]:
             del self._models[variant]  # most of its kinds have no device any more
+
+    def audit(self, scope: Scope, allocations: Allocations, where: str) -> None:
+        """Checks what columns say of some nodes, in turn: of what is taken of them, and by this selector."""
+        if not self._audited_per_search:
+            return
+        self._refresh(allocations)
+        names = [*islice(self._audit_turn, self._audited_per_search)]
+        if len(names) < self._audited_per_search:
+            self._audit_turn = iter(sorted(scope.inputs.fleet.nodes))
+            names += islice(self._audit_turn, self._audited_per_search - len(names))
+        self.refuted |= {name for name in names if not self._agrees(scope, allocations, where, name)}
+
+    def _agrees(self, scope: Scope, allocations: Allocations, where: str, name: str) -> bool:
+        """Whether columns say of a node what its state says."""
+        state = scope.inputs.fleet.nodes.get(name)
+        if state is None:
+            return name not in self._states
+        closed = node_fault(state) is not None
+        for device in state.node.devices:
+            slot = Slot(name, device.name)
+            row = self._rows.get(slot)
+            if row is None:
+                return False
+            found = (
+                *(self._states.get(name) is state, self._devices[row] is device, bool(self._open[row])),
+                *(bool(self._sleeps[row]), int(self._classes[row]), float(self._admissible[row])),
+                *(float(self._booked[row]), bool(self._occupied[row])),
+            )
+            known = (
+                *(True, True, not (closed or does_not_answer(state, device)), scope.may_sleep(device)),
+                self._class_of(scope.inputs, state, device, state.receipts.get(device.name)),
+                float(admissible_bytes(device, state, allocations.memory_of(state, device))),
+                *(allocations.time_of(state, device), bool(allocations.occupants.get(slot))),
+            )
+            kinds = all(
+                each.ids.get(self._kind_key(variant, row, slot)) == each.kinds[row]
+                for variant, each in self._models.items()
+            )
+            if found != known or not kinds:
+                return False
+            selector = self._selectors.get(where)
+            if selector is not None and selector.refusals[row] != _selector_refusal(scope, where, state, device):
+                return False
+        return True
 
     def touch(self, nodes: Iterable[str]) -> None:
         """What is taken on these nodes differs in the allocations that are asked about next."""

@@ -560,7 +560,9 @@ class Solver:
         """As `best_first`, without those that have no room beside what was decided before, where that is known
         without a look at each."""
         columns = self._uniform_columns(require, limits)
-        if columns is None:
+        if columns is not None:
+            columns.audit(self.scope, self.allocations, require.where)
+        if columns is None or columns.refuted:
             yield from self.best_first(require, limits)
             return
         known = [
@@ -575,8 +577,9 @@ class Solver:
 
     def _uniform_columns(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
         """The columns, if they say what these requirements need to know."""
-        is_known = self._columns is not None and is_uniform(self.scope, self.intent, require, limits)
-        return self._columns if is_known else None
+        if self._columns is None or self._columns.refuted:
+            return None
+        return self._columns if is_uniform(self.scope, self.intent, require, limits) else None
 
     def _next_move(self, picks: Sequence[Pick]) -> Move | None:
         found = sum(pick.move is not None for pick in picks)

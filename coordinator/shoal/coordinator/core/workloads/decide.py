@@ -83,7 +83,7 @@ def decide(
     kept: what earlier steps decided; the step decides about what changed since, and comes to the same. It is pure
     without that, and looks at every device. With it, the caller adopts the decision there once it is stored.
     """
-    columns = None if kept is None else kept.columns
+    is_kept = kept is not None
     kept = KeptDecisions() if kept is None else kept
     part = kept.open(world, migrations)
     warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes)
@@ -99,6 +99,7 @@ def decide(
     )
     own_marks = {one.id: mark for one in _all(desired) if (mark := memory.marks.get(one.id)) is not None}
     inputs = _inputs_of(replace(world, memory=memory), migrations, now, wall, part, own_marks)
+    columns = kept.columns if is_kept else None
     if columns is not None:
         columns.update(inputs, world.memory.measured, warm_ups.nodes)
     plan = place(inputs, explain=False, standing=kept.standing, columns=columns)
@@ -193,10 +194,10 @@ def decide(
     return _with_audit(decision, part, kept.find_refuted(world, decision, now))
 
 
-def _with_audit(decision: Decision, part: StepPart, refuted: tuple[WorkloadKey, ...]) -> Decision:
-    if not part.audited:
+def _with_audit(decision: Decision, part: StepPart, refuted: tuple[str, ...]) -> Decision:
+    if not (part.audited or refuted):
         return decision
-    events = tuple(RegionEvent("DECISION_REFUTED", str(key), REFUTED, "", key) for key in refuted)
+    events = tuple(RegionEvent("DECISION_REFUTED", each, REFUTED, "", None) for each in refuted)
     return replace(decision, events=decision.events + events, audited=len(part.audited), refuted=refuted)
 
 

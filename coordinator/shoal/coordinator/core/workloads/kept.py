@@ -5,8 +5,8 @@ time is. It is decided about again once one of its inputs changes: its documents
 tenant's quota, or what holds for the whole region. All other workloads are decided about in every step. What is settled
 takes part in placement by what it takes of devices and quotas.
 
-That nothing else could change a decision is audited: each step decides about a few settled workloads again, in turn. If
-one comes out otherwise, everything is decided again.
+That nothing else could change a decision is audited: each step decides about a few settled workloads again, and each
+search checks what columns say of a few nodes, in turn. If one comes out otherwise, everything is decided again.
 
 Nothing here is stored: without it, a step decides about everything, and comes to the same.
 """
@@ -96,12 +96,13 @@ class KeptDecisions:
     step decides about everything."""
 
     def __init__(self, audited_per_step: int = 0) -> None:
-        """audited_per_step: settled workloads that each step decides about again, in turn."""
+        """audited_per_step: settled workloads that each step decides about again, in turn; and nodes of which each
+        search for a place checks what columns say."""
         self._audited_per_step = audited_per_step
         self._part: StepPart | None = None
         self._loose = set[WorkloadKey]()
         """Workloads that are not settled, deleted ones with assignments included."""
-        self.columns = DeviceColumns()
+        self.columns = DeviceColumns(audited_per_step)
         """The devices, with what was taken of them when the last step was decided, but for nodes that are touched."""
         self._forget()
 
@@ -176,11 +177,12 @@ class KeptDecisions:
                 self._add(key, found)
         self._loose = {key for key in self._loose if key in self._intents or self._holders.get(key)}
 
-    def find_refuted(self, world: RegionState, decision: Decision, now: Elapsed) -> tuple[WorkloadKey, ...]:
+    def find_refuted(self, world: RegionState, decision: Decision, now: Elapsed) -> tuple[str, ...]:
         """The settled workloads that the step that began last decided about again, and otherwise than before although
-        nothing that should matter changed. Then the next step decides about everything."""
+        nothing that should matter changed; and nodes of which columns said what is not so. Then the next step decides
+        about everything."""
         part = self._part
-        if part is None or not part.audited:
+        if part is None:
             return ()
         plans = {each.workload: each for each in decision.plan.workloads}
         waiting = {each.workload for each in decision.waits}
@@ -190,14 +192,16 @@ class KeptDecisions:
             now_settled = _settle(world, decision, plans[key], self._intents[key], holders, now)
             return key not in waiting and now_settled == before
 
-        found = tuple(sorted(key for key, before in part.audited.items() if not is_same(key, before)))
+        found = {str(key) for key, before in part.audited.items() if not is_same(key, before)} | self.columns.refuted
         part.is_refuted = bool(found)
-        return found
+        return tuple(sorted(found))
 
     # -- what changed ------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._is_known = False
+        if self.columns.refuted:
+            self.columns = DeviceColumns(self._audited_per_step)
         self.columns.mark_all()
         self._shared: tuple[object, ...] = ()
         self._settled: dict[WorkloadKey, SettledWorkload] = {}

@@ -400,5 +400,5 @@ class Decision:
     measured: frozenset[str] = frozenset()
     # Number of workloads about which an earlier decision was audited.
     audited: int = 0
-    # Those of them about which it was another.
-    refuted: tuple[WorkloadKey, ...] = ()
+    # Those of them about which it was another, and nodes of which columns said what is not so.
+    refuted: tuple[str, ...] = ()
