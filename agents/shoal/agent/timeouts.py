@@ -41,4 +41,7 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        del task, work  # else a failed task and its error, which knows this frame, refer to each other

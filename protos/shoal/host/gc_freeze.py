@@ -13,3 +13,6 @@ def freeze() -> None:
     serves. Cycles among these objects that become unreachable later are not freed."""
     gc.collect()
     gc.freeze()
+    # Python collects fully once a quarter more objects have lived long than the last full collection left. This one
+    # leaves few; else a quarter of the frozen ones would have to come first, with all that they hold.
+    gc.collect()

@@ -132,7 +132,14 @@ class FrameClient(FrameConnection):
         future: asyncio.Future[FrameMessage] = self._loop.create_future()
         call = self._send_call(FrameType.CALL, text, payload, future)
         del payload  # the caller may need it again; this function must not keep it alive longer than the send
-        return await self._await_reply(call, future, kind, timeout)
+        timer = self._loop.call_later(timeout, _expire, future, kind, timeout) if timeout is not None else None
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._end_call(call)
+            del future  # its error knows this frame: only the cyclic collector would free them
 
     async def infer(
         self,
@@ -153,6 +160,7 @@ class FrameClient(FrameConnection):
             return await future
         finally:
             self.end_infer(call)
+            del future  # as in `call`
 
     def begin_infer(
         self,
@@ -269,17 +277,6 @@ class FrameClient(FrameConnection):
         self._calls[call] = pending
         return call
 
-    async def _await_reply(
-        self, call: int, future: asyncio.Future[FrameMessage], kind: str, timeout: float | None
-    ) -> FrameMessage:
-        timer = self._loop.call_later(timeout, _expire, future, kind, timeout) if timeout is not None else None
-        try:
-            return await future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._end_call(call)
-
     def _end_call(self, call: int) -> None:
         """Cancel the call at the server, if it has not ended."""
         if self._calls.pop(call, None) is not None and self._end_reason is None and not self.unsend(call):
@@ -312,6 +309,7 @@ class FrameClient(FrameConnection):
         if not self._welcome.done():
             self._welcome.set_exception(ConnectionLost(self._end_reason))
         self._end_calls(ConnectionLost(self._end_reason))
+        self._on_push = None  # whoever takes what is pushed mostly holds this client
 
     def _end_calls(self, error: ShoalError) -> None:
         calls, self._calls = self._calls, {}

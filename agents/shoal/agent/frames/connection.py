@@ -132,6 +132,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop()
+        self._reader.release()
         self.on_lost(f"{type(exc).__name__}: {exc}" if exc is not None else "the peer closed the connection")
 
     def send(self, frame_type: FrameType, call: int, header: bytes, payload: Sequence[Part] = ()) -> None:

@@ -137,6 +137,12 @@ class FrameReader:
             self._start, self._end = 0, left
         return self._view[self._end :]
 
+    def release(self) -> None:
+        """Nothing more is received: whoever still holds this reader holds no buffer."""
+        self._kept, self._view, self._large_view = bytearray(), _NOTHING, _NOTHING
+        self._large = self._passing = self._sink = None
+        self._start = self._end = 0
+
     def on_received(self, count: int) -> None:
         """`count` bytes are in the buffer."""
         if self._large is not None:

@@ -74,6 +74,7 @@ class StatusPolls:
             return  # Its exit event says more. Or the answer was malformed; then it is not stuck.
         finally:
             asked.cancel()
+            del asked  # its error knows this frame: only the cyclic collector would free them
         for status in report.held:
             replica = self._replicas.find(status.assignment, process)
             if replica is not None and replica.ready is not None:

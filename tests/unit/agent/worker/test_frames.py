@@ -1,18 +1,22 @@
 """Frames between an agent's processes: calls, refusals, cancellation, and peers that break the rules."""
 
 import asyncio
+import gc
 import socket
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.wait import until
 from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer, InferCall
-from shoal.agent.frames.format import FrameType
+from shoal.agent.frames.format import KEPT_BYTES, FrameType
 from shoal.types.codes import Code, ShoalError, refuse
 
 NONCE = "a" * 32
@@ -70,6 +74,24 @@ async def frame_server(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameS
     yield path, echo, server
     await server.close()
     assert not path.exists()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed is freed because nothing refers to it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Owner:
+    """As a supervisor's worker: it holds a client that pushes to it."""
+
+    def __init__(self) -> None:
+        self.client: FrameClient | None = None
+
+    def on_push(self, message: FrameMessage) -> None:
+        """Never called."""
 
 
 async def test_calls_carry_header_and_payload(frame_server: tuple[Path, Echo, FrameServer]) -> None:
@@ -301,6 +323,61 @@ async def test_server_gone_ends_calls(frame_server: tuple[Path, Echo, FrameServe
     await client.wait_closed()
     with pytest.raises(ConnectionLost):
         await client.call("echo")
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_client_whose_server_is_gone_waits_for_no_collector(
+    frame_server: tuple[Path, Echo, FrameServer],
+) -> None:
+    """A supervisor runs for weeks, and its collector looks for cycles of what lived long after hundreds of faults."""
+    path, echo, server = frame_server
+    owner = Owner()
+    owner.client = client = await FrameClient.connect(path, NONCE, on_push=owner.on_push)
+    calls: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(client.call("wait", header={"name": "x"})),
+        asyncio.ensure_future(client.infer("held", b"", 5.0)),
+    ]
+    await until(lambda: echo.running == 1 and "held" in echo.held, 5, "seen by the handlers")
+    await server.close()
+    assert all(isinstance(each, ConnectionLost) for each in await asyncio.gather(*calls, return_exceptions=True))
+    await client.wait_closed()
+    gone = weakref.ref(owner), weakref.ref(client)
+    del owner, client
+    calls.clear()
+    await until(lambda: [each() for each in gone] == [None, None], 5, "freed")
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_client_that_found_no_server_waits_for_no_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor tries for as long as a process starts."""
+    made = list[weakref.ref[FrameClient]]()
+    begin = FrameClient.__init__
+
+    def count(client: FrameClient, *arguments: Any) -> None:
+        made.append(weakref.ref(client))
+        begin(client, *arguments)
+
+    monkeypatch.setattr(FrameClient, "__init__", count)
+    for _ in range(3):
+        with suppress(ConnectionLost):
+            await FrameClient.connect(tmp_path / "none.sock", NONCE)
+    await until(lambda: [each() for each in made] == [None, None, None], 5, "freed")
+
+
+async def test_a_connection_that_is_over_holds_no_buffer(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = frame_server
+    tracemalloc.start()
+    try:
+        clients = [await FrameClient.connect(path, NONCE) for _ in range(4)]
+        assert tracemalloc.get_traced_memory()[0] > len(clients) * KEPT_BYTES
+        await server.close()
+        for client in clients:
+            await client.wait_closed()
+        await until(lambda: tracemalloc.get_traced_memory()[0] < KEPT_BYTES, 5, "freed")
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
