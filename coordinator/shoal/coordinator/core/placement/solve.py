@@ -206,7 +206,7 @@ class Solver:
     @cached_property
     def _held(self) -> Mapping[OptionKey, Option]:
         """Where current replicas run."""
-        return {(*each.slot, each.assignment.variant): each.option for each in self.healthy}
+        return {(each.slot.node, each.slot.device, each.assignment.variant): each.option for each in self.healthy}
 
     @cached_property
     def _failures(self) -> Mapping[OptionKey, Refusal]:

@@ -95,6 +95,19 @@ class _Spread(NamedTuple):
     most: float
 
 
+class _Fit(NamedTuple):
+    """A weighted fit, in units of the prior's deviations and of each load's own error."""
+
+    # (loads, coefficients): what each load says of the coefficients.
+    rows: NDArray[np.float64]
+    # (coefficients, coefficients): their covariance.
+    inverse: NDArray[np.float64]
+    # How far each coefficient is from the prior's mean.
+    coefficients: NDArray[np.float64]
+    # Of each load.
+    residuals: NDArray[np.float64]
+
+
 class LoadLaw:
     """A linear law with errors of a size and of a share. Ridge regression around the prior, with Student-t errors by
     reweighting, as in `transfer.process`."""
@@ -105,18 +118,23 @@ class LoadLaw:
         values = np.array([each.value for each in seen], float)
         sizes = np.array([each.sizes for each in seen], float)
         missing, scaled = values - sizes @ mean, sizes * deviation
-        found, trust, amount = np.zeros(len(mean)), np.ones(len(seen)), 0.0
-        for _ in range(_REWEIGHTINGS):
-            # In units of the prior's deviations and of each load's own error.
+        trust, amount = np.ones(len(seen)), 0.0
+
+        def fit() -> _Fit:
             off = np.hypot(_ERROR * values, amount / _DEVIATIONS)
             rows = scaled / off[:, None]
             inverse, found = _ridge(rows, missing / off, trust)
-            trust = _trust_of(missing / off - rows @ found)
-            amount = _spread(values - missing + scaled @ found, missing - scaled @ found).amount
+            return _Fit(rows, inverse, found, missing / off - rows @ found)
+
+        for _ in range(_REWEIGHTINGS):
+            found = fit()
+            apart = missing - scaled @ found.coefficients
+            trust, amount = _trust_of(found.residuals), _spread(values - apart, apart).amount
+        rows, inverse, coefficients, _ = fit()
         leverage = trust * np.einsum("ij,jk,ik->i", rows, inverse, rows)
         # Of each value from what the others say of it.
-        apart = (missing - scaled @ found) / np.clip(1 - leverage, 0.05, 1.0)
-        self._coefficients: NDArray[np.float64] = mean + deviation * found
+        apart = (missing - scaled @ coefficients) / np.clip(1 - leverage, 0.05, 1.0)
+        self._coefficients: NDArray[np.float64] = mean + deviation * coefficients
         self._covariance: NDArray[np.float64] = inverse * np.outer(deviation, deviation)
         self._spread = _spread(values - apart, apart)
 
