@@ -31,6 +31,10 @@ class RequestAttempts:
         self._seed = seed
         self._history = _NO_HISTORY
 
+    @property
+    def route(self) -> Route:
+        return self._route
+
     def next_endpoint(self, now: Elapsed, is_connecting: Callable[[Endpoint], bool]) -> Endpoint | AdmissionRefusal:
         """The replica to try next, or why there is none. The caller hears of the last failure if there was one."""
         picked = self._router.choose_connected(

@@ -275,7 +275,10 @@ class RequestRouter:
 
     def wake_s(self, route: Route, now: Elapsed) -> Seconds | None:
         """How long a request along the route waits for a replica that is scaled to zero; None where it need not."""
-        waits = [self._unloaded[each.assignment] for each in route.endpoints if each.assignment in self._awaited]
+        if not self._awaited:
+            return None
+        taking = (each.assignment for each in route.endpoints if self._is_unloaded(each))
+        waits = [self._unloaded[name] for name in taking if name in self._awaited]
         if not waits or routing.candidates(route, self._health, self.workers, now):
             return None
         return min(each.wake_s for each in waits)

@@ -74,7 +74,7 @@ class RequestDispatcher:
         self.router.enter(flight)
         try:
             # Before its turn: a request that waits for a load must keep none from others.
-            route = await self.wakes.wait(route, flight.caller, flight.expires_at)
+            route = await self._wake(route, flight)
             if not self.turns.enter(flight):
                 await self.turns.wait(flight)
             try:
@@ -86,13 +86,18 @@ class RequestDispatcher:
 
     # one request
 
+    async def _wake(self, route: Route, flight: InFlightRequest) -> Route:
+        """As `Wakes.wait`."""
+        return await self.wakes.wait(route, flight.caller, flight.expires_at)
+
     async def _answer(self, route: Route, flight: InFlightRequest) -> bytes:
         """Raises ShoalError: the last attempt's, once no other replica is left."""
         if flight.step is not None:
             return await self._answer_step(route, flight, flight.step)
-        return await self._try_replicas(
-            RequestAttempts(self.router, route, flight, self._requests.next_number()), flight
-        )
+        return await self._try_replicas(self._attempts(route, flight), flight)
+
+    def _attempts(self, route: Route, flight: InFlightRequest) -> RequestAttempts:
+        return RequestAttempts(self.router, route, flight, self._requests.next_number())
 
     async def answer_after(
         self, failure: AttemptFailed, begun: BegunAttempt, route: Route, flight: InFlightRequest
@@ -100,7 +105,7 @@ class RequestDispatcher:
         """Answer a request inside whose first attempt, which was sent directly, failed. Raises as `answer`."""
         self._record_failure(begun, flight, failure)
         self.router.suspect_after(failure.code, flight, self._clock.now())
-        attempts = RequestAttempts(self.router, route, flight, self._requests.next_number())
+        attempts = self._attempts(route, flight)
         self._decide_retry(attempts, begun.endpoint, failure)
         return await self._try_replicas(attempts, flight, failure)
 
@@ -111,6 +116,10 @@ class RequestDispatcher:
         while True:
             picked = attempts.next_endpoint(self._clock.now(), self._peers.is_connecting)
             if isinstance(picked, AdmissionRefusal):
+                if failure is None and self.wakes.is_asleep(attempts.route):
+                    # Its last replica was scaled to zero while it waited for its turn.
+                    attempts = self._attempts(await self._wake(attempts.route, flight), flight)
+                    continue
                 raise failure or CallRefused(picked.refusal, picked.retry_after_s)
             flight.attempts += 1
             try:
@@ -146,6 +155,9 @@ class RequestDispatcher:
                 route, self._sessions.location(key), self._first_endpoint(route, key, search.tried)
             )
             if isinstance(picked, Refusal):
+                if search.failure is None and self.wakes.is_asleep(route):
+                    route = await self._wake(route, flight)
+                    continue
                 raise search.failure or CallRefused(picked, NO_REPLICA_RETRY_S)
             if flight.expires_at <= self._clock.now():
                 raise search.failure or ShoalError(DEADLINE_REFUSAL)

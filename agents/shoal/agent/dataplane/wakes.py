@@ -30,6 +30,10 @@ class Wakes:
         past, self._change = self._change, asyncio.Event()
         past.set()
 
+    def is_asleep(self, route: Route) -> bool:
+        """Whether all replicas of the route that would take a request are scaled to zero."""
+        return self._router.wake_s(route, self._clock.now()) is not None
+
     async def wait(self, route: Route, caller: Caller, expires_at: Elapsed) -> Route:
         """Wake the route's replicas that are scaled to zero, and return once one of its replicas takes requests, or
         none will. Returns the route of that time.
