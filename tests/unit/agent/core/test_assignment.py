@@ -279,6 +279,8 @@ def test_long_good_service_forgives_earlier_crashes() -> None:
     later, _ = step(crashed, CRASH, at(READY.since + LIMITS.crash_reset_s), LIMITS)
     assert isinstance(later, Failed)
     assert later.record == AssignmentRecord(attempts=1, crashes=1, restarts=7)
+    idle, _ = step(replace(crashed, assignment=SCALED), Unused(), at(READY.since + LIMITS.crash_reset_s), LIMITS)
+    assert idle.record == AssignmentRecord(restarts=7), "its next service begins with its wake"
 
 
 def test_running_out_of_memory_backs_off_and_is_no_crash() -> None:

@@ -13,7 +13,7 @@ from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
 from shoal.coordinator import codec, metrics
-from shoal.coordinator.api.views import node_view
+from shoal.coordinator.api.views import node_view, workload_views
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, EventLog, LogEvent, first_broken_entry
 from shoal.coordinator.controllers.log.region_clock import ClockFloor
 from shoal.coordinator.controllers.region import doctor
@@ -47,6 +47,25 @@ async def place_agent(world: RegionFixture) -> FakeAgent:
     await agent.apply_desired()
     await world.step()
     return agent
+
+
+async def test_a_workload_whose_replicas_are_all_at_zero_is_ready_and_says_so(world: RegionFixture) -> None:
+    agent = await place_agent(world)
+
+    async def report(code: Code | None) -> tuple[str, int, str, list[str]]:
+        agent.observed = tuple(replace(each, code=code, reason="the next one waits 1.2s") for each in agent.observed)
+        assert await agent.report() is None
+        await world.step()
+        (view,) = workload_views(world.region.workloads, world.region.fleet.fleet)
+        told = [event.code for event in await world.region.events.events_after(0, 1000)]
+        scaled = [each for each in told if each.startswith("SCALED")]
+        return view.state, view.ready, view.reason.code, scaled
+
+    assert await report(None) == ("ready", 1, "", [])
+    idle = [Code.SCALED_TO_ZERO]
+    assert await report(Code.SCALED_TO_ZERO) == ("ready", 1, Code.SCALED_TO_ZERO, idle)
+    assert await report(Code.WAITING_FOR_WAKE) == ("ready", 1, Code.WAITING_FOR_WAKE, idle)
+    assert await report(None) == ("ready", 1, "", [*idle, "SCALED_UP"])
 
 
 async def remove_workload(world: RegionFixture, agent: FakeAgent) -> None:

@@ -296,8 +296,7 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
 def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
     match event:
         case Exited(own_fault):
-            if now - state.since >= limits.crash_reset_s:
-                state = replace(state, record=replace(state.record, attempts=0, crashes=0, crashed_at_load=False))
+            state = _forgive_crashes(state, now, limits)
             verification = state.assignment.verification
             if own_fault and verification is not None and verification.recording is Recording.HERE:
                 verdict = _failed_verdict(verification, Code.VERIFY_FAILED, "it ended while it was recorded")
@@ -307,7 +306,8 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             return _drain(state, now, limits)
         case Unused() if may_unload(state.assignment, state.record):
             until = Elapsed(now + limits.drain_s)
-            unloading = Unloading(state.assignment, state.record, now, state.loaded_model, until)
+            record = _forgive_crashes(state, now, limits).record
+            unloading = Unloading(state.assignment, record, now, state.loaded_model, until)
             return unloading, (AwaitIdle(), WakeAt(until))
         case ResumeRequested(asked) if asked.staged:
             return _drain(replace(state, assignment=asked), now, limits)
@@ -345,6 +345,13 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             | TimerFired()
         ):
             return state, ()
+
+
+def _forgive_crashes(state: Ready, now: Elapsed, limits: AssignmentLimits) -> Ready:
+    """After long good service earlier crashes and failures no longer count."""
+    if now - state.since < limits.crash_reset_s:
+        return state
+    return replace(state, record=replace(state.record, attempts=0, crashes=0, crashed_at_load=False))
 
 
 def _when_unloading(state: Unloading, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
