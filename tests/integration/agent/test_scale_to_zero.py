@@ -19,6 +19,7 @@ from harness.clients.oip import GrpcClient, InferenceError, Tensor
 from harness.cluster.agent_host import REGION, AgentHost, FakeCoordinator, assignment, ready
 from harness.crypto.pki import Authority
 from harness.models import engine_cases
+from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.types.assignment import Phase
@@ -111,8 +112,9 @@ async def test_it_gives_its_memory_back_and_loads_for_the_next_request(scene: Sc
     assert Code.SCALED_TO_ZERO in listed[0]["reason"]
     began = asyncio.get_running_loop().time()
     assert await scene.infer()
-    print(f"\nfreed {freed / 2**20:.0f} MiB; the first answer took {asyncio.get_running_loop().time() - began:.2f} s")
+    first_s = asyncio.get_running_loop().time() - began
     await until(lambda: scene.coordinator.observed[NAME].code is None, 10.0, "the region to hear of it")
+    record("scale-to-zero", "P", 1, freed_mib=freed // 2**20, first_answer_s=round(first_s, 3))
 
 
 async def test_requests_that_come_at_once_wait_for_one_load_and_none_is_lost(scene: Scene) -> None:
