@@ -721,7 +721,7 @@ class Http2Connection:
             stream = self._next_sendable()
             if stream is None:
                 return
-            self._send_frame(stream)
+            self._send_frames(stream)
             if stream.queue:
                 self._waiting.append(stream)
                 continue
@@ -740,23 +740,30 @@ class Http2Connection:
                 self._waiting.append(stream)
         return None
 
-    def _send_frame(self, stream: Stream) -> None:
-        first = stream.queue[0]
-        size = min(len(first), self._peer_frame_bytes, self._send_window, stream.send_window)
-        if size == len(first):
-            del stream.queue[0]
-        else:
-            stream.queue[0] = first[size:]
-        stream.queued_bytes -= size
-        self._moved_bytes += size
-        self._send_window -= size
-        stream.send_window -= size
-        self._overhead = max(self._overhead - 1.0, 0.0)  # the peer answers data with WINDOW_UPDATE
-        is_last = not stream.queue and stream.trailers == b""
+    def _send_frames(self, stream: Stream) -> None:
+        """Move a frame of the stream's data to the output; where no other stream waits, as many as may be moved. Both
+        windows have room."""
+        queue, out, number, most = stream.queue, self.out, stream.id, self._peer_frame_bytes
+        window = min(self._send_window, stream.send_window)
+        room = 1 if self._waiting else OUTPUT_BYTES - self._moved_bytes
+        sent, is_last = 0, False
+        while queue and sent < room and sent < window:
+            first = queue[0]
+            size = min(len(first), most, window - sent)
+            if size == len(first):
+                del queue[0]
+                is_last = not queue and stream.trailers == b""
+            else:
+                queue[0] = first[size:]
+            sent += size
+            out += (frames.head(size, frames.DATA, frames.END_STREAM if is_last else 0, number), first[:size])
+            self._overhead = max(self._overhead - 1.0, 0.0)  # the peer answers data with WINDOW_UPDATE
+        stream.queued_bytes -= sent
+        stream.send_window -= sent
+        self._moved_bytes += sent
+        self._send_window -= sent
         if is_last:
             stream.trailers = None
-        self.out += (frames.head(size, frames.DATA, frames.END_STREAM if is_last else 0, stream.id), first[:size])
-        if is_last:
             self._end_local(stream)
 
     def _send_end(self, stream: Stream) -> None:

@@ -28,6 +28,8 @@ class End:
     """One side with what it received, by stream."""
 
     side: Side
+    # Bytes of a frame that it allows.
+    frame_bytes: int = frames.MIN_FRAME_BYTES
     connection: Http2Connection = field(init=False)
     streams: dict[int, Stream] = field(default_factory=dict)
     heads: dict[int, list[tuple[tuple[bytes, bytes], ...]]] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class End:
     seen: list[HeaderList] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.connection = Http2Connection(self.side, self, Http2Limits(streams=8))
+        self.connection = Http2Connection(self.side, self, Http2Limits(8, self.frame_bytes))
 
     def on_headers(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> None:
         assert stream.id not in self.closed
@@ -80,6 +82,17 @@ def exchange(one: End, other: End, step: int = 10**9) -> None:
                     target.connection.receive(output[start : start + step], 1.0)
         if quiet:
             return
+
+
+def data_frames(output: bytes) -> list[int]:
+    """Sizes of the DATA frames in it."""
+    sizes, start = list[int](), 0
+    while start < len(output):
+        high, low, kind, _, _ = frames.HEAD.unpack_from(output, start)
+        start += frames.HEAD_BYTES + (high << 16 | low)
+        if kind == frames.DATA:
+            sizes.append(high << 16 | low)
+    return sizes
 
 
 @pytest.fixture
@@ -138,6 +151,25 @@ def test_streams_share_what_is_sent(ends: tuple[End, End]) -> None:
     exchange(client, server)
     assert server.order.index(small.id) == 1
     assert client.sent == [small.id, large.id]
+
+
+@pytest.mark.parametrize("frame_bytes", [2**14, 2**16])
+def test_a_lone_answer_leaves_in_the_largest_frames_that_are_allowed(frame_bytes: int) -> None:
+    size = 2**20 - 1
+    client, server = End(Side.CLIENT, frame_bytes), End(Side.SERVER)
+    client.connection.open_stream(REQUEST, is_end=True)
+    exchange(client, server)
+    exchange(client, server)
+    client.connection.widen(client.connection.streams[1], size)
+    exchange(client, server)
+    server.connection.respond(server.streams[1], HEAD, (bytes(5), bytes(size - 5)), TRAILERS)
+    sizes = list[int]()
+    while output := server.connection.take_output():
+        sizes += data_frames(output)
+        client.connection.receive(output, 1.0)
+    assert client.bodies[1] == bytes(size)
+    assert max(sizes) == frame_bytes
+    assert len(sizes) <= size // frame_bytes + 2, "the prefix, whole frames, and the rest"
 
 
 def test_output_is_bounded_while_nobody_takes_it(ends: tuple[End, End]) -> None:
