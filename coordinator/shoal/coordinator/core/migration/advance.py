@@ -7,6 +7,7 @@ from functools import cache
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration import cross_region, machine
 from shoal.coordinator.core.migration.budget import MoveHold, MoveSelection, select_moves
+from shoal.coordinator.core.migration.durations import move_overheads
 from shoal.coordinator.core.migration.effects import (
     blocked_placements,
     had_outage,
@@ -107,6 +108,7 @@ def migration_effects(world: RegionState, migrations: MigrationsById, now: Elaps
         blocked=blocked_placements(every, world.intents, world.fleet, desired, failed, now, world.delegations),
         cross_region_states=cross_region.cross_region_states(every, now),
         served_agreements=cross_region.served_agreements(every),
+        overheads=move_overheads(every),
     )
 
 
@@ -132,7 +134,9 @@ def advance(
 
     @cache
     def scope() -> Scope:
-        return Scope(inputs_of(world, NO_MIGRATIONS, now, wall))
+        # Moves under way do not count, but what was learnt from those that are over.
+        learnt = replace(NO_MIGRATIONS, overheads=move_overheads(migrations.values()))
+        return Scope(inputs_of(world, learnt, now, wall))
 
     @cache
     def effective_intents() -> Mapping[WorkloadKey, Intent]:

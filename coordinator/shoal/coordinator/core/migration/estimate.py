@@ -89,9 +89,9 @@ class Estimate:
     now: PredictedFigures | None
     # Figures there; None: the device is unknown.
     then: PredictedFigures | None
-    # USD for the new replica while both run: it loads, is verified, takes over in steps, and the old one drains for as
-    # long as it may, each at the middle of its prediction. NaN: a price or time is unknown. If nothing runs: for
-    # loading alone.
+    # USD for the new replica while both run: it loads, is verified, takes over in steps, and the old one drains, each
+    # at the middle of its prediction, with what earlier moves took beyond that. NaN: a price or time is unknown. If
+    # nothing runs: for loading alone.
     cost_of_both: float
     # How far its answers may differ from the current ones before a migration is refused; empty: nothing runs.
     drift: tuple[Tolerance, ...]
@@ -241,7 +241,7 @@ def _overlap_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, ca
     if source is None:
         return there.load_s.mid
     here_s = source.prediction.latency_p95_s.mid if source.prediction is not None else math.nan
-    return overlap_s(inputs.fleet, rule, here_s, there)
+    return overlap_s(inputs, rule, here_s, there, missing_bytes(inputs, candidate.node, candidate.model))
 
 
 def _preparation(inputs: Inputs, intent: Intent, candidate: Candidate) -> str:

@@ -170,6 +170,8 @@ class ExpectedOutcome:
     fetch_bytes: Bytes
     # From the start of the new replica to the end of the old one; NaN if unknown.
     seconds: Seconds
+    # The part of them that earlier moves of the region took beyond what they waited for.
+    overhead_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.migration.durations import took_s, waits_s
 from shoal.coordinator.core.migration.guard import stats_of
 from shoal.coordinator.core.migration.model import (
     ActualOutcome,
@@ -26,7 +26,7 @@ from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, RegionState
 from shoal.types.assignment import Observed
 from shoal.types.device import PowerState
-from shoal.types.migration import Against, MigrationRule
+from shoal.types.migration import MigrationRule
 from shoal.types.offer import Offer
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import Intent, Weights
@@ -43,6 +43,7 @@ def expected_outcome(
     """Outcome of moving a replica from `source`, with its current figures, to `target`. baseline: the source's
     figures without the current load, by which the target is judged; None: `source`."""
     there = calibrate(scope, baseline or source, target)
+    fetch_bytes = missing_bytes(scope.inputs, target.slot.node, target.model.digest)
     replicas = intent.require.replicas
     # That the source may sleep afterwards counts only against a target that would have to wake: `consolidate` weighs
     # sleep by time and by coming peaks.
@@ -52,8 +53,9 @@ def expected_outcome(
         before=_service_figures(scope, intent, source),
         after=_service_figures(scope, intent, there),
         gain=gain(new, old, intent.weights),
-        fetch_bytes=missing_bytes(scope.inputs, target.slot.node, target.model.digest),
-        seconds=overlap_s(scope.inputs.fleet, intent.migration, _p95_s(source), there.prediction),
+        fetch_bytes=fetch_bytes,
+        seconds=overlap_s(scope.inputs, intent.migration, _p95_s(source), there.prediction, fetch_bytes),
+        overhead_s=scope.inputs.move_overheads.of(fetch_bytes),
     )
 
 
@@ -102,7 +104,7 @@ def expected_remote_outcome(
         after=after,
         gain=gain_of(after, before, intent.weights),
         fetch_bytes=sent if out else Bytes(sum(lacks.values())),
-        seconds=_duration_s(
+        seconds=waits_s(
             scope.inputs.fleet, migration.rule, before.latency_p95_s, after.latency_p95_s,
             bid.load_s if out else max(loads, default=math.nan),
         ),
@@ -192,18 +194,16 @@ def calibrate(scope: Scope, source: Option, target: Option) -> Option:
     return replace(target, prediction=likely)
 
 
-def overlap_s(fleet: Fleet, rule: MigrationRule, here_p95_s: float, there: Prediction | None) -> Seconds:
+def overlap_s(
+    inputs: Inputs, rule: MigrationRule, here_p95_s: float, there: Prediction | None, fetch_bytes: Bytes
+) -> Seconds:
     """Seconds from the start of the new replica to the end of the old one by the policy, each time at the middle of
-    its prediction; NaN if one is unknown. here_p95_s: the old replica's."""
+    its prediction, and what the region's moves took beyond that; NaN if one is unknown. here_p95_s: the old
+    replica's. fetch_bytes: what the new one's node lacks of the model."""
     if there is None:
         return Seconds(math.nan)
-    return _duration_s(fleet, rule, here_p95_s, there.latency_p95_s.mid, there.load_s.mid)
-
-
-def _duration_s(fleet: Fleet, rule: MigrationRule, old_p95_s: float, new_p95_s: float, load_s: float) -> Seconds:
-    compared_s = 0.0 if rule.against is Against.NONE else rule.samples * (old_p95_s + new_p95_s)
-    step_s = max(rule.hold_s, fleet.timing.route_propagation_s)
-    return Seconds(load_s + compared_s + len(rule.steps) * step_s + rule.drain_s)
+    waits = waits_s(inputs.fleet, rule, here_p95_s, there.latency_p95_s.mid, there.load_s.mid)
+    return Seconds(max(0.0, waits + inputs.move_overheads.of(fetch_bytes))) if math.isfinite(waits) else waits
 
 
 def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
@@ -278,9 +278,9 @@ def _outcome(
     state, expected = migration.state, migration.expected
     if not isinstance(state, DoneState) or expected is None:
         return None
-    took, over = Seconds(migration.stages[-1].at - migration.stages[0].at), Seconds(now - state.at)
+    over = Seconds(now - state.at)
     better = gain_of(after, expected.before, intent.weights) if since.requests else math.nan
-    return ActualOutcome(after, better, took, over, since.requests, since.errors, fetched)
+    return ActualOutcome(after, better, took_s(migration), over, since.requests, since.errors, fetched)
 
 
 def gain_of(after: ServiceFigures, before: ServiceFigures, weights: Weights) -> float:

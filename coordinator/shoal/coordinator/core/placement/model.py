@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from immutables import Map
 
@@ -260,6 +260,23 @@ class Move:
         return self.target if self.target and self.leaving == self.target else self.source
 
 
+class MoveOverheads(NamedTuple):
+    """What moves of a region take beyond what they wait for, in the median: processes that start, messages, looks of
+    the coordinator."""
+
+    # Where the node had the model.
+    cached_s: Seconds
+    # Where it had to fetch it.
+    fetched_s: Seconds
+
+    def of(self, fetch_bytes: Bytes) -> Seconds:
+        return self.fetched_s if fetch_bytes > 0 else self.cached_s
+
+
+NO_OVERHEADS: Final = MoveOverheads(Seconds(0.0), Seconds(0.0))
+"""Before any move was done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """All that placement reads. The same inputs give the same plan, in whatever order the mappings were filled."""
@@ -314,6 +331,8 @@ class Inputs:
     moves: tuple[Move, ...] = ()
     # Places that must not take over a workload's model, and why: an earlier move there failed.
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
+    # What the region's moves took beyond what they waited for.
+    move_overheads: MoveOverheads = NO_OVERHEADS
 
     def is_poisoned(self, triple: Triple, workload: WorkloadKey) -> bool:
         asked = (Poisoning(triple, ""), Poisoning(triple, requester_of(workload)))

@@ -257,6 +257,7 @@ def _inputs_of(
         reserved=world.reserved,
         moves=migrations.moves,
         blocked=migrations.blocked,
+        move_overheads=migrations.overheads,
     )
 
 

@@ -9,8 +9,10 @@ from immutables import Map
 
 from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet
 from shoal.coordinator.core.placement.model import (
+    NO_OVERHEADS,
     DocumentRef,
     Move,
+    MoveOverheads,
     PlacementPlan,
     RegionFacts,
     Reservation,
@@ -371,6 +373,8 @@ class MigrationEffects:
     cross_region_states: Mapping[WorkloadKey, CrossRegionState]
     # Agreements under which another region has served: moves ended at them, or came back from them.
     served_agreements: frozenset[str]
+    # What earlier moves took beyond what they waited for (as in Inputs).
+    overheads: MoveOverheads = NO_OVERHEADS
 
 
 NO_MIGRATIONS: Final = MigrationEffects((), {}, {}, frozenset())

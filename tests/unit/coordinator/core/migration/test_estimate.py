@@ -64,7 +64,9 @@ def test_to_the_same_kind_of_device_nothing_changes_but_the_figures() -> None:
     assert one.now.latency_p95_s.mid == warm().latency_p95_s, "as it was measured there"
     assert 0 < one.then.latency_p95_s.low < one.then.latency_p95_s.mid < one.then.latency_p95_s.high
     compared_s = 8 * (one.now.latency_p95_s.mid + one.then.latency_p95_s.mid)
-    assert one.cost_of_both == pytest.approx(0.36 * (one.load_s.mid + compared_s + 2 * 2.0 + 30.0) / 3600)
+    assert one.cost_of_both == pytest.approx(
+        0.36 * (one.load_s.mid + compared_s + 2 * 2.0 + one.now.latency_p95_s.mid) / 3600
+    )
 
 
 def test_the_price_and_the_drift_are_those_of_the_policy() -> None:
@@ -73,7 +75,8 @@ def test_the_price_and_the_drift_are_those_of_the_policy() -> None:
         against=Against.NONE, tolerances=(boxes,), steps=(0.1, 0.5, 1.0), hold_s=Seconds(60.0), drain_s=Seconds(5.0)
     )
     (one,) = running(intent(migration=rule), to="second", costs={Slot("second", "cpu0"): UsdPerHour(0.36)}).estimates
-    assert one.cost_of_both == pytest.approx(0.36 * (one.load_s.mid + 3 * 60.0 + 5.0) / 3600)
+    assert one.now is not None
+    assert one.cost_of_both == pytest.approx(0.36 * (one.load_s.mid + 3 * 60.0 + one.now.latency_p95_s.mid) / 3600)
     assert one.drift == (boxes, *default("fp32", "fp32"))
 
 
