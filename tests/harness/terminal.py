@@ -1,14 +1,65 @@
-"""A process in a pseudo-terminal, and what somebody types into it."""
+"""Programs in a pseudo-terminal: what somebody at a keyboard sees and types."""
 
+import fcntl
 import os
 import pty
+import re
 import select
+import struct
+import subprocess
+import termios
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-WAIT_S = 30.0
+WAIT_S: Final = 30.0
 """Seconds without output after which nothing more is expected."""
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+INTERRUPT: Final = b"\x03"
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalAnswer:
+    """What a program left on the screen."""
+
+    status: int
+    # Without colours and carriage returns.
+    lines: tuple[str, ...]
+    has_colours: bool
+
+
+def run_in_terminal(
+    columns: int, *command: str, environment: Mapping[str, str] | None = None, interrupt_at: str = ""
+) -> TerminalAnswer:
+    """All that the program has is a terminal of this width. interrupt_at: Ctrl-C is typed once this was printed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    variables = {**(os.environ if environment is None else environment), "TERM": "xterm-256color"}
+    variables.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, close_fds=True, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+    )  # fmt: skip
+    os.close(theirs)
+    printed = b""
+    waits = bool(interrupt_at)
+    while True:
+        try:
+            chunk = os.read(ours, 1 << 16)
+        except OSError:  # Linux: nobody holds the other end any more
+            break
+        if not chunk:
+            break
+        printed += chunk
+        if waits and interrupt_at.encode() in printed:
+            os.write(ours, INTERRUPT)
+            waits = False
+    os.close(ours)
+    text = printed.decode()
+    lines = tuple(line.rstrip("\r") for line in _ANSI.sub("", text).split("\n"))
+    return TerminalAnswer(process.wait(30), lines, "\x1b[" in text)
 
 
 class PseudoTerminal:

@@ -1,6 +1,7 @@
 """`shoal`, the command line. Each verb has a file in `commands/`, which is imported when the verb is used: help and
 completion have to be there at once."""
 
+import errno
 import json
 import os
 import sys
@@ -63,7 +64,9 @@ def main() -> None:
     """
     debug = "--debug" in sys.argv
     try:
-        sys.exit(shoal(standalone_mode=False, prog_name="shoal") or 0)
+        status = shoal(standalone_mode=False, prog_name="shoal") or 0
+        sys.stdout.flush()  # here, where a full disk still gets an answer
+        sys.exit(status)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.Abort:
@@ -82,6 +85,10 @@ def main() -> None:
         # The reader of our pipe has seen enough.
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if debug:
+            raise
+        fail(_of_the_machine(error))
     except Exception as error:
         if debug:
             raise
@@ -98,6 +105,16 @@ def fail(refusal: Refusal, status: int = 255) -> None:
 
         show_refusal(refusal)
     sys.exit(status)
+
+
+def _of_the_machine(error: OSError) -> Refusal:
+    """A file, or the standard output, that cannot be read or written."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = f"{error.filename}: " if error.filename is not None else "output: " if is_full else ""
+    found = f"{where}{error.strerror or error}"
+    if is_full:
+        return Refusal(Code.DISK_FULL, found, "room for what is written", "free space there, or choose another place")
+    return Refusal(Code.SOURCE_UNREACHABLE, found, "what can be read and written", "choose another path")
 
 
 def _wants_json(words: Sequence[str]) -> bool:

@@ -32,10 +32,12 @@ def model_file(source: str, digest: str) -> Iterator[Path]:
     """The model as one .onnx file, which may be gone afterwards.
 
     digest: sha256:HEX that it must have as it is found, before external data are put into it; empty: any. Raises
-    ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_PATH | USAGE).
+    ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_INVALID | MODEL_TOO_LARGE | MODEL_PATH | USAGE).
     """
     with tempfile.TemporaryDirectory(prefix="shoal-push-") as scratch:
         path, fetch_beside = _locate(source, digest, Path(scratch))
+        if not path.stat().st_size:
+            raise refuse(Code.MODEL_INVALID, f"{path} is empty", "an ONNX model", "get the file again")
         yield _with_external_data(path, Path(scratch), fetch_beside) if _may_have_external_data(path) else path
 
 

@@ -26,6 +26,17 @@ def refusal_of(error: click.ClickException) -> Refusal:
     if isinstance(error, WrongWord):
         remedies = filter(None, (error.remedy, f"{where} --help"))
         return Refusal(Code.USAGE, found, error.wanted, ", or ".join(remedies))
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        name = error.param.get_error_hint(context).replace("'", "")
+        about = getattr(error.param, "help", "") or "it is needed"
+        return Refusal(Code.USAGE, f"no {name}", f"{name}: {about.strip().removesuffix('.')}", f"{where} --help")
+    if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param.type, click.Choice):
+        name = error.param.get_error_hint(context).replace("'", "").strip("{}[]")
+        given = error.message.partition(" is not one of")[0]
+        choices = ", ".join(map(str, error.param.type.choices))
+        return Refusal(
+            Code.USAGE, f"{given} for {name}" if "|" not in name else given, f"one of {choices}", f"{where} --help"
+        )
     if isinstance(error, click.NoSuchOption) and error.option_name in AFTER_THE_VERB and where == "shoal":
         return Refusal(
             Code.USAGE, f"{error.option_name} before the verb", "after it", f"shoal VERB {error.option_name} .."

@@ -82,7 +82,9 @@ class Contexts:
         raise refuse(
             Code.CONTEXT_UNKNOWN,
             f"no context {wanted!r}" if wanted else "no context is in use",
-            "one of " + (", ".join(context.name for context in book.contexts) or "none yet"),
+            "one of " + ", ".join(context.name for context in book.contexts)
+            if book.contexts
+            else "a region to talk to; none is known yet",
             "shoal dev up, or shoal context login --coordinator HOST:PORT --token TOKEN",
         )
 

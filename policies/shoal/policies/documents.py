@@ -141,7 +141,7 @@ def reference_problems(
         refusal = Refusal(
             Code.POLICY_UNKNOWN,
             f"policy {name}",
-            f"one of {', '.join(sorted(policies)) or 'none yet'}",
+            f"one of {', '.join(sorted(policies))}" if policies else "an applied policy; there is none yet",
             "apply the policy with it or before it",
         )
         yield document.problem(("spec", "policy"), refusal)

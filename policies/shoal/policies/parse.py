@@ -128,6 +128,9 @@ class _ParseError(Exception):
 
 BINARY_BYTES: Final = 8192
 """A NUL among so many first bytes tells that a file that is too large is no text; git looks at 8,000."""
+BINARY_LEAST = 3
+"""So many control characters among them tell the same of a smaller one. Fewer are a slip, whose place is told."""
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -135,8 +138,7 @@ def _decode(text: str | bytes) -> str:
     """The text as str. Checks size, encoding and characters, and refuses at the position of the first fault."""
     if len(text) > MAX_BYTES or (isinstance(text, str) and _utf8_length(text) > MAX_BYTES):
         if isinstance(text, bytes) and b"\0" in text[:BINARY_BYTES]:
-            at = Position(1 + text.count(b"\n", 0, text.index(b"\0")), 1)
-            raise _ParseError(at, Code.YAML_INVALID, "byte 0x00: no text", "YAML as UTF-8", "name a file of documents")
+            raise _binary_file()
         line = 1 + (text.count("\n", 0, MAX_BYTES) if isinstance(text, str) else text.count(b"\n", 0, MAX_BYTES))
         raise _ParseError(
             Position(line, 1),
@@ -146,6 +148,8 @@ def _decode(text: str | bytes) -> str:
             "split it into several files",
         )
     if isinstance(text, bytes):
+        if len(_BINARY.findall(text[:BINARY_BYTES])) >= BINARY_LEAST:
+            raise _binary_file()
         try:
             decoded = text.decode()
         except UnicodeDecodeError as error:
@@ -162,6 +166,13 @@ def _decode(text: str | bytes) -> str:
             "remove it, or write it as an escape in a double-quoted string",
         )
     return text
+
+
+def _binary_file() -> "_ParseError":
+    return _ParseError(
+        Position(1, 1), Code.YAML_INVALID, "a binary file", "YAML as UTF-8",
+        "name a file of documents; a model goes by `shoal model push`",
+    )  # fmt: skip
 
 
 def _utf8_length(text: str) -> int:

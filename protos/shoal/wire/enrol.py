@@ -253,8 +253,9 @@ def _channel(address: str, ca_pem: bytes, server_name: str, most_bytes: int = EN
 
 
 def _unreachable(address: str, cause: Exception) -> Refusal:
+    why = getattr(cause, "strerror", None) or cause
     return Refusal(
-        Code.COORDINATOR_UNREACHABLE, f"{address}: {cause}", "an enrolment server", "check the address and the port"
+        Code.COORDINATOR_UNREACHABLE, f"{address}: {why}", "an enrolment server", "check the address and the port"
     )
 
 

@@ -311,7 +311,7 @@ def test_a_step_without_a_request_is_shown_as_not_judged(
 def test_a_move_is_taken_back_by_its_name_alone() -> None:
     asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--replica", "a-1"])
     assert asked.exit_code == 2
-    assert "--replica goes with --to" in asked.stderr
+    assert "--replica beside --cancel" in asked.stderr
 
 
 def test_it_says_by_which_reference_a_replica_was_judged(capsys: pytest.CaptureFixture[str]) -> None:

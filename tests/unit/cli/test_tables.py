@@ -1,13 +1,6 @@
 """Every table in a pseudo-terminal: no line is longer than the terminal is wide, and a pipe gets everything."""
 
-import fcntl
-import os
-import pty
-import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -19,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.terminal import run_in_terminal
 from shoal.cli.render.columns import ELLIPSIS, GAP, Cell, Column, fit, shorten
 from shoal.cli.render.resources import show_age
 
@@ -32,7 +26,6 @@ COMMANDS: Final = (
     "migrate reader --to there", "node revoke there --reason lost", "token create", "region set price 0.5USD/h",
 )  # fmt: skip
 """Command lines whose answers are printed from messages alone."""
-_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WORDS: Final = {
     "code": "MEMORY_SHORT", "stage": "warming", "state": "progressing", "liveness": "ready", "stand_in": "emulated",
     "sign": "+", "found": "12 MiB free of 64 MiB on the device that was measured last",
@@ -132,29 +125,9 @@ def print_everything() -> None:
 
 
 def in_a_terminal(columns: int, *command: str) -> list[str]:
-    """What `python command` prints, without its colours, where all it has is a terminal of this width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    environment.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
-    )
-    os.close(theirs)
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(ours, 1 << 16)
-        except OSError:  # Linux: nobody holds the other end any more
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    os.close(ours)
-    text = b"".join(chunks).decode()
-    process.wait(30)
-    assert "\x1b[" in text, "it has colours"
-    return [line.rstrip("\r") for line in _ANSI.sub("", text).split("\n")]
+    answer = run_in_terminal(columns, sys.executable, *command)
+    assert answer.has_colours
+    return list(answer.lines)
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -11,7 +11,8 @@ from shoal.cli.render.columns import Column
 from shoal.cli.render.output import emit, line, note, table
 from shoal.cli.render.resources import when
 from shoal.client import Context, Contexts, RegionClient, client_files, renew_context
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
 from shoal.wire.certificates import identity_of_pem
 from shoal.wire.enrol import redeem, renew
 
@@ -73,7 +74,20 @@ def use(name: str) -> None:
 @click.option("--name", default="", help="Name of the context. [default: the region's]")
 def login(coordinator: str, token: str, as_: str, name: str) -> None:
     """Redeem a token of `shoal token create --role operator` for a certificate, and use it."""
-    enrolled = redeem(coordinator, token, as_)
+    try:
+        enrolled = redeem(coordinator, token, as_)
+    except ShoalError as error:
+        if error.code is not Code.NAME_INVALID or as_:
+            raise
+        raise refuse(
+            Code.FIELD_MISSING, "no name of yours: the token leaves it open", "--as NAME, for the audit log",
+            "shoal context login .. --as NAME",
+        ) from error  # fmt: skip
+    if enrolled.role not in (Role.OPERATOR, Role.VIEWER):
+        raise refuse(
+            Code.ROLE_DENIED, f"a token of role {enrolled.role}, which is used up now", "one of operator or viewer",
+            "shoal token create --role operator; a device redeems its own by shoal-agent join",
+        )  # fmt: skip
     contexts = Contexts()
     name = name or enrolled.region
     folder = contexts.folder / name

@@ -7,6 +7,7 @@ from shoal.cli.names import OF_KIND
 from shoal.cli.options import SINGULAR, ResourceKinds, connect, connection, read_targets, tenant
 from shoal.cli.render.output import line, show_refusal
 from shoal.cli.render.plan import refuse_problems
+from shoal.cli.wrong_word import WrongWord
 from shoal.client import RegionClient
 from shoal.types.codes import ShoalError
 
@@ -36,9 +37,10 @@ def delete(
     What others use is refused IN_USE. The rest of the list is deleted all the same; the exit status is 255 then.
     """
     if bool(files) == bool(kind):
-        raise click.UsageError("Name what to delete, as KIND NAME.. or as -f FILE.")
+        said = "a KIND beside -f" if files else "neither a KIND nor -f"
+        raise WrongWord(said, "what to delete, as KIND NAME.. or as -f FILE", "", None)
     if kind and not names and "/" not in kind:
-        raise click.UsageError("Missing argument 'NAME'.")
+        raise WrongWord("no NAME", f"KIND and NAME.. as in `shoal delete {kind} NAME`", f"shoal get {kind}", None)
     if kind:
         wanted = read_targets(kind, names)
         targets = [(SINGULAR[each], name, tenant) for each, found in wanted.items() for name in found]

@@ -11,6 +11,7 @@ from shoal.cli.render.data import as_data
 from shoal.cli.render.description import show_description
 from shoal.cli.render.listings import rows_of
 from shoal.cli.render.output import emit, line
+from shoal.cli.wrong_word import WrongWord
 from shoal.types.codes import Code, refuse
 
 
@@ -30,7 +31,7 @@ def describe(kind: str, names: tuple[str, ...], tenant: str, context: str, regio
     """
     targets = read_targets(kind, names)
     if not all(targets.values()):
-        raise click.UsageError("Missing argument 'NAME'.")
+        raise WrongWord("no NAME", f"KIND and NAME.. as in `shoal describe {kind} NAME`", f"shoal get {kind}", None)
     data = []
     with connect(context, region) as api:
         events = list(api.events()) if output == "text" else []

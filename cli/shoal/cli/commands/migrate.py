@@ -11,6 +11,7 @@ from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import is_over, refusal_of, show_migration, stage_line
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
+from shoal.cli.wrong_word import WrongWord
 from shoal.client import RegionClient
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import operator_pb2
@@ -39,9 +40,9 @@ def migrate(
     REGION, or home from one, the whole workload moves, by an agreement with that region.
     """
     if bool(to) == bool(cancel):
-        raise click.UsageError("Give one of --to and --cancel.")
+        raise WrongWord("--to and --cancel" if to else "neither --to nor --cancel", "one of the two", "", None)
     if replica and cancel:
-        raise click.UsageError("--replica goes with --to.")
+        raise WrongWord("--replica beside --cancel", "it beside --to", "", None)
     with connect(context, region) as api:
         begun = (
             api.cancel_migration(cancel, workload, tenant)

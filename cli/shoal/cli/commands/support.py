@@ -37,6 +37,10 @@ def support_bundle(file: Path, documents: bool, context: str, region: str) -> No
     What looks like a secret, or is called like one, is replaced by REDACTED: private keys, tokens, passwords, also in
     URLs. It holds names of nodes and workloads, and addresses: look at it before you send it.
     """
+    if not file.parent.is_dir():  # before everything is asked for
+        raise refuse(
+            Code.CONFLICT, f"no folder {file.parent}", "a new file in one that is there", "choose another name"
+        )
     with connect(context, region) as api:
         parts = dict(_bundle_files(api, documents=documents))
     try:

@@ -53,7 +53,9 @@ class RegionViews:
             _filter(found, name, tenant)
             if name and not found.ListFields():
                 code = Code.NODE_UNKNOWN if kind == "nodes" else Code.NOT_FOUND
-                raise refuse(code, f"{kind} {name!r:.120}", "one that is listed", f"see `shoal get {kind}`")
+                raise refuse(
+                    code, f"none of the {kind} is {name!r:.120}", "one that is listed", f"see `shoal get {kind}`"
+                )
         return found
 
     async def node(self, name: str) -> operator_pb2.NodeView:

@@ -63,7 +63,9 @@ async def history(store: Store, catalog: Catalog, workload: WorkloadKey) -> tupl
     """
     own = await _line(store, catalog, _key(workload))
     if not own:
-        raise refuse(Code.WORKLOAD_UNKNOWN, str(workload), "an applied workload", "see `shoal get workloads`")
+        raise refuse(
+            Code.WORKLOAD_UNKNOWN, f"no workload {workload}", "an applied workload", "see `shoal get workloads`"
+        )
     named = {each.document.value.spec.policy for each in own if isinstance(each.document.value, Workload)}
     policies = [await _line(store, catalog, DocumentKey("Policy", name)) for name in sorted(filter(None, named))]
     return tuple(sorted((each for line in (own, *policies) for each in line), key=_order))

@@ -112,7 +112,7 @@ def _subject(documents: DocumentsController, key: WorkloadKey) -> tuple[Catalog,
     if digest is None:
         raise refuse(
             Code.WORKLOAD_UNKNOWN,
-            f"{key}",
+            f"neither a workload nor a model {key}",
             "an applied workload or a pushed model",
             "see `shoal get workloads`, `shoal model ls`",
         )

@@ -215,7 +215,9 @@ class MovesController:
     def _intent_of(self, key: WorkloadKey) -> Intent:
         intent = self._workloads.intent_of(key)
         if intent is None:
-            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+            raise refuse(
+                Code.WORKLOAD_UNKNOWN, f"no workload {key}", "an applied workload", "see `shoal get workloads`"
+            )
         return intent
 
     def _check_may_leave(self, key: WorkloadKey, region: str) -> None:

@@ -63,7 +63,9 @@ class PlacementQueries:
         plan = await compute(lambda: place(inputs, explain=keys or True))
         for key in keys:
             if plan.of(key) is None:
-                raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+                raise refuse(
+                    Code.WORKLOAD_UNKNOWN, f"no workload {key}", "an applied workload", "see `shoal get workloads`"
+                )
         return plan
 
     def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:

@@ -241,7 +241,7 @@ def _publisher_problems(documents: Sequence[Document], keys: Mapping[str, Truste
                         Refusal(
                             Code.PUBLISHER_UNKNOWN,
                             f"key {name}",
-                            f"one of {', '.join(sorted(keys)) or 'none yet'}",
+                            f"one of {', '.join(sorted(keys))}" if keys else "a declared key; there is none yet",
                             "declare it under spec.keys of the Region, with this document or before it",
                         ),
                     )

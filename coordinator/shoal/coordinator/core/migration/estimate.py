@@ -135,7 +135,7 @@ def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "")
     check_aim(inputs.fleet, aim)
     plan = place(inputs, explain=(key,)).of(key)
     if plan is None:
-        raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        raise refuse(Code.WORKLOAD_UNKNOWN, f"no workload {key}", "an applied workload", "see `shoal get workloads`")
     there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.variant)]
     there = _with_trial(inputs, key, aim, replica, there)
     source = _source(plan, there)
