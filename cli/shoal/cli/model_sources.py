@@ -31,8 +31,10 @@ FetchBeside = Callable[[Sequence[str]], None]
 def model_file(source: str, digest: str) -> Iterator[Path]:
     """The model as one .onnx file, which may be gone afterwards.
 
-    digest: sha256:HEX that it must have as it is found, before external data are put into it; empty: any. Raises
-    ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_INVALID | MODEL_TOO_LARGE | MODEL_PATH | USAGE).
+    digest: sha256:HEX that it must have as it is found, before external data are put into it; empty: any.
+
+    Raises ShoalError(SOURCE_UNREACHABLE | SOURCE_DENIED | MODEL_DIGEST | MODEL_INVALID | MODEL_TOO_LARGE | MODEL_PATH |
+    USAGE).
     """
     with tempfile.TemporaryDirectory(prefix="shoal-push-") as scratch:
         path, fetch_beside = _locate(source, digest, Path(scratch))

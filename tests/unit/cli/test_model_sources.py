@@ -79,10 +79,13 @@ def test_a_tensor_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_left_to_the_region(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("its location is here")
+    with model_file(str(tmp_path / "text.onnx"), "") as found:
+        assert found == tmp_path / "text.onnx"
+
+
+def test_an_empty_file_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     (tmp_path / "empty.onnx").touch()
-    for name in ("text.onnx", "empty.onnx"):
-        with model_file(str(tmp_path / name), "") as found:
-            assert found == tmp_path / name
+    assert code_of(str(tmp_path / "empty.onnx")) is Code.MODEL_INVALID
 
 
 @pytest.fixture
