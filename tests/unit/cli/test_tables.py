@@ -1,5 +1,6 @@
 """Every table in a pseudo-terminal: no line is longer than the terminal is wide, and a pipe gets everything."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -125,7 +126,9 @@ def print_everything() -> None:
 
 
 def in_a_terminal(columns: int, *command: str) -> list[str]:
-    answer = run_in_terminal(columns, sys.executable, *command)
+    # This file is run too, and finds what pytest found.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = run_in_terminal(columns, sys.executable, *command, environment=environment)
     assert answer.has_colours
     return list(answer.lines)
 
