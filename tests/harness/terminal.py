@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -30,6 +31,12 @@ class TerminalAnswer:
     has_colours: bool
 
 
+def _take_terminal() -> None:
+    """So that Ctrl-C is a signal, and one that counts: what runs in the background of a script ignores it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_in_terminal(
     columns: int, *command: str, environment: Mapping[str, str] | None = None, interrupt_at: str = ""
 ) -> TerminalAnswer:
@@ -40,7 +47,7 @@ def run_in_terminal(
     variables.pop("COLUMNS", None)
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, close_fds=True, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        preexec_fn=_take_terminal,
     )  # fmt: skip
     os.close(theirs)
     printed = b""

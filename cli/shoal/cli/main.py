@@ -88,6 +88,7 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
+        _drop_output()
         fail(_of_the_machine(error))
     except Exception as error:
         if debug:
@@ -105,6 +106,15 @@ def fail(refusal: Refusal, status: int = 255) -> None:
 
         show_refusal(refusal)
     sys.exit(status)
+
+
+def _drop_output() -> None:
+    """What the standard output could not take is not tried again when the interpreter ends, which would then say so in
+    its own words, with a status of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _of_the_machine(error: OSError) -> Refusal:
