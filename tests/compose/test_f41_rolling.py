@@ -28,7 +28,7 @@ def images() -> Iterator[None]:
     for image in IMAGES:
         dockerfile = f"FROM shoal/{image}:latest\n"
         if image in ("agent", "coordinator"):
-            metadata = f"/opt/shoal/lib/python3*/site-packages/shoal_{image}-*.dist-info/METADATA"
+            metadata = f"/opt/shoal/lib/python3*/site-packages/shoal_orchestrator_{image}-*.dist-info/METADATA"
             dockerfile += f"USER root\nRUN sed -i 's/^Version: .*/Version: {NEXT_VERSION}/' {metadata}\nUSER shoal\n"
         docker("build", "--quiet", "--tag", f"shoal/{image}:{NEXT}", "-", stdin=dockerfile, timeout=300.0)
     yield
