@@ -527,8 +527,11 @@ class CoreRegion:
             self.events += advanced.decision.events
             self.migrations |= advanced.changed
             self._send()
-            if not advanced.changed and before <= self._assignments():
-                break  # nothing left, so that there is no room that the next step would give to others
+            # Where nothing left, there is no room that the next step would give to others. A replica that came may yet
+            # take the reason from a move, which the next step then ends.
+            after = self._assignments()
+            if not advanced.changed and before <= after and (before == after or not underway(self.migrations.values())):
+                break
         decision = self.decision
         assert decision is not None
         again = advance(self.world(), self.migrations, now, wall)
