@@ -21,7 +21,7 @@ _NEXT: Final = (
     "what to do next:",
     "  docs/tutorial.md      ten minutes by hand: apply, plan, can-move, migrate, explain",
     "  shoal demo --keep     the same, and it stays: then `shoal dashboard`, `shoal top`, `shoal get all`",
-    "  docs/how-to           fifteen policies, each for a need",
+    "  docs/how-to           sixteen policies, each for a need",
 )
 _NEXT_KEPT: Final = (
     "what to do next:",
