@@ -182,6 +182,14 @@ def check_digest(name: str, found: str, wanted: str) -> None:
         raise refuse(Code.MODEL_DIGEST, f"{name} is {found}", wanted, "get the model again, from who publishes it")
 
 
+def is_inner_path(title: str) -> bool:
+    """Whether a path names a file below a folder, on any system, and in no other way than by plain names."""
+    parts = title.split("/")
+    return len(title) <= 1024 and title.isprintable() and "\\" not in title and ":" not in title and all(
+        part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts
+    )  # fmt: skip
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is of this machine alone."""
     try:

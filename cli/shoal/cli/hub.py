@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote, unquote
 
-from shoal.cli.downloads import ExpectedFile, WebRequest, check_digest, check_size, open_url, save
-from shoal.cli.oci import is_inner_path
+from shoal.cli.downloads import ExpectedFile, WebRequest, check_digest, check_size, is_inner_path, open_url, save
 from shoal.cli.render.output import note
 from shoal.types.codes import Code, refuse
 

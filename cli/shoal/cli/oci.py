@@ -23,6 +23,7 @@ from shoal.cli.downloads import (
     check_digest,
     check_size,
     is_confidential,
+    is_inner_path,
     is_loopback,
     open_url,
     read_json,
@@ -127,14 +128,6 @@ def _layer(given: Any) -> Layer:
         raise refuse(Code.MODEL_PATH, f"a layer with the title {title!r:.200}", "a path within the artifact",
                      "do not use this artifact")  # fmt: skip
     return Layer(title, digest, size)
-
-
-def is_inner_path(title: str) -> bool:
-    """Whether a path names a file below a folder, on any system, and in no other way than by plain names."""
-    parts = title.split("/")
-    return len(title) <= 1024 and title.isprintable() and "\\" not in title and ":" not in title and all(
-        part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts
-    )  # fmt: skip
 
 
 def choose_model(layers: Sequence[Layer], file: str) -> Layer:

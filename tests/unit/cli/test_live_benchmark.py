@@ -1,14 +1,12 @@
 """`shoal bench prediction --live`: which cases there are, and how measurements are judged."""
 
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.benchmark_modules import load_benchmark
 from harness.builders.coordinator_core import device, node, receipt
 from harness.models.synthetic import relu
 from shoal.coordinator.core.graph import profile_of
@@ -20,21 +18,14 @@ from shoal.types.device import EnergySource
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Joules, Seconds
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-PARTS = ("_prediction.live_models", "_prediction.live")
+PARTS = ("live_models", "live")
 MB = 2**20
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The benchmark's modules by last name; nothing of them stays for other tests."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("_prediction", *PARTS):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    loaded = {name.rpartition(".")[2]: importlib.import_module(name) for name in PARTS}
-    for name in ("_prediction", *PARTS):
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-    return loaded
+    """The benchmark's modules by name."""
+    return load_benchmark(monkeypatch, "_prediction", PARTS)
 
 
 def live_model(parts: dict[str, Any], name: str, family: str) -> Any:

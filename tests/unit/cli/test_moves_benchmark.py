@@ -1,27 +1,17 @@
 """`shoal bench prediction --moves`: how answers and durations are judged."""
 
-import importlib
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-PARTS = ("_prediction.live_models", "_prediction.moves")
+from harness.benchmark_modules import load_benchmark
 
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The benchmark's module; nothing of it stays for other tests."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("_prediction", *PARTS):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    found = [importlib.import_module(name) for name in PARTS][-1]
-    for name in ("_prediction", *PARTS):
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-    return found
+    """The benchmark's module."""
+    return load_benchmark(monkeypatch, "_prediction", ("live_models", "moves"))["moves"]
 
 
 def test_verdicts_and_seconds_are_judged_apart(moves: Any) -> None:

@@ -1,20 +1,18 @@
 """`shoal bench prediction --published`: the files that it reads, and the predictors it stands beside."""
 
 import gzip
-import importlib
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.benchmark_modules import load_benchmark
 from shoal.coordinator.core.prediction.transfer.known import KnownLatencies
 from shoal.types.codes import Code, ShoalError
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-PARTS = ("_prediction.architectures", "_prediction.peers", "_prediction.tables", "_prediction.published")
+PARTS = ("architectures", "peers", "tables", "published")
 HUB_HEADER = "model,component,precision,device,runtime,latency_ms,compute_unit"
 SKIPPED = "|skip_connect~0|+|none~0|none~1|+|none~0|none~1|none~2|"
 CONVOLVED = "|nor_conv_3x3~0|+|none~0|none~1|+|skip_connect~0|skip_connect~1|none~2|"
@@ -22,14 +20,8 @@ CONVOLVED = "|nor_conv_3x3~0|+|none~0|none~1|+|skip_connect~0|skip_connect~1|non
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The benchmark's modules by last name; nothing of them stays for other tests."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("_prediction", *PARTS):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    loaded = {name.rpartition(".")[2]: importlib.import_module(name) for name in PARTS}
-    for name in ("_prediction", *PARTS):
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-    return loaded
+    """The benchmark's modules by name."""
+    return load_benchmark(monkeypatch, "_prediction", PARTS)
 
 
 def hub_line(model: int, device: str, latency: object, runtime: str = "onnx", unit: str = "NPU") -> str:

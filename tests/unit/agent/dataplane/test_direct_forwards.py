@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from harness.fakes.fronts import NoPeers
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.caller_auth import CallerAuth
@@ -115,20 +116,12 @@ class OpenPeer:
     def after_call(self) -> None: ...
 
 
-class Peers:
+class Peers(NoPeers):
     """Clients of other fronts: one that is open, or none."""
 
     def __init__(self, peer: OpenPeer | None = None) -> None:
         self.peer = peer
         self.asked = 0
-
-    def configure(self, _listed: object) -> None: ...
-
-    def is_connecting(self, _endpoint: Endpoint) -> bool:
-        return False
-
-    def rtt_s(self, _endpoint: Endpoint) -> Seconds:
-        return Seconds(0.0)
 
     def connection_to(self, _endpoint: Endpoint, _asked: bytes) -> OpenPeer | None:
         return self.peer

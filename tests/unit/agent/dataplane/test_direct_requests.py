@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.fakes.fronts import NoPeers
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane import request as reading
@@ -28,7 +29,7 @@ from shoal.types.assignment import Credential
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.tenant import TenantLimit
-from shoal.types.units import PerSecond, Seconds, Wall
+from shoal.types.units import PerSecond, Wall
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("acme", "reader")
@@ -47,18 +48,6 @@ def request(model: str = "reader", raw: bytes = b"1234", **parameters: int) -> b
     return message.SerializeToString()
 
 
-class Peers:
-    """No other front."""
-
-    def configure(self, _listed: object) -> None: ...
-
-    def is_connecting(self, _endpoint: Endpoint) -> bool:
-        return False
-
-    def rtt_s(self, _endpoint: Endpoint) -> Seconds:
-        return Seconds(0.0)
-
-
 class Front:
     """A front and a worker, whose answers the test decides."""
 
@@ -71,7 +60,7 @@ class Front:
         self.ended: list[tuple[MessageBytes | None, Exception | None]] = []
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
         self.worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
-        self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
+        self.workers, peers = WorkerClients(), cast("PeerClients", NoPeers())
         sessions = FrontSessions("west", "n1", clock, self.workers, peers, clock.wall)
         callers = CallerAuth("west", "n1", clock.wall)
         self.plane = DataPlane(FrontSettings("west", "n1"), clock, self.workers, peers, callers, sessions)

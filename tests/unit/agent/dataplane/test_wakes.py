@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from harness.fakes.fronts import NoPeers
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.wakes import UnloadedReplica
@@ -35,18 +36,6 @@ ASLEEP = UnloadedReplica("a-1", KEY, Seconds(2.0), Seconds(1.0))
 FAILURE = Refusal(Code.MEMORY_SHORT, "1 MiB free", "2 GiB", "free memory")
 
 
-class Peers:
-    """No other front."""
-
-    def configure(self, _listed: object) -> None: ...
-
-    def is_connecting(self, _endpoint: Endpoint) -> bool:
-        return False
-
-    def rtt_s(self, _endpoint: Endpoint) -> Seconds:
-        return Seconds(0.0)
-
-
 class Front:
     """A front with one replica, which the test loads and unloads."""
 
@@ -57,7 +46,7 @@ class Front:
         """Requests at the worker; None: it answers at once."""
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
         self.worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
-        self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
+        self.workers, peers = WorkerClients(), cast("PeerClients", NoPeers())
         sessions = FrontSessions("west", "n1", clock, self.workers, peers, clock.wall)
         callers = CallerAuth("west", "n1", clock.wall)
         self.plane = DataPlane(

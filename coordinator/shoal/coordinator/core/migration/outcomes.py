@@ -44,10 +44,7 @@ def expected_outcome(
     figures without the current load, by which the target is judged; None: `source`."""
     there = calibrate(scope, baseline or source, target)
     fetch_bytes = missing_bytes(scope.inputs, target.slot.node, target.model.digest)
-    replicas = intent.require.replicas
-    # That the source may sleep afterwards counts only against a target that would have to wake: `consolidate` weighs
-    # sleep by time and by coming peaks.
-    source = replace(source, wakes=source.wakes and there.wakes)
+    replicas, source = intent.require.replicas, _awake_beside(source, there)
     new, old = predicted_values(scope, there, intent, replicas), predicted_values(scope, source, intent, replicas)
     return ExpectedOutcome(
         before=_service_figures(scope, intent, source),
@@ -65,15 +62,20 @@ def gain_with_energy(
     """The gain that `expected_outcome` gives, but for the energy term. figures: that term before and after the move, in
     any one unit."""
     there = calibrate(scope, source, target)
-    here = replace(source, wakes=source.wakes and there.wakes)
     old, new = (
         tuple(
             figure if term is energy.TERM else term.predict(scope, option, intent, intent.require.replicas)
             for term in score.TERMS
         )
-        for option, figure in zip((here, there), figures, strict=True)
+        for option, figure in zip((_awake_beside(source, there), there), figures, strict=True)
     )
     return gain(new, old, intent.weights)
+
+
+def _awake_beside(source: Option, there: Option) -> Option:
+    """The source as it is compared. That it may sleep afterwards counts only against a target that would have to wake:
+    `consolidate` weighs sleep by time and by coming peaks."""
+    return replace(source, wakes=source.wakes and there.wakes)
 
 
 def expected_outcome_between(
