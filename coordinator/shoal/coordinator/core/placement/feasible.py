@@ -216,9 +216,8 @@ class Scope:
         return region_residuals(self.inputs.residuals)
 
     @cached_property
-    def region(self) -> dict[str, object]:
-        region = self.inputs.region
-        return {"name": region.name, "residency": region.residency, "carbon": region.carbon_g_per_kwh}
+    def region(self) -> Mapping[str, object]:
+        return self.inputs.region.fields
 
     @cached_property
     def moment(self) -> datetime:

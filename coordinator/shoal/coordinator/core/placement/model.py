@@ -136,6 +136,11 @@ class RegionFacts:
     # A device that can sleep does so after this many seconds without a replica; None: devices never sleep.
     sleep_after_s: Seconds | None = None
 
+    @property
+    def fields(self) -> Mapping[str, object]:
+        """`region` as an expression sees it."""
+        return {"name": self.name, "residency": self.residency, "carbon": self.carbon_g_per_kwh}
+
 
 @dataclass(frozen=True, slots=True)
 class DocumentRef:

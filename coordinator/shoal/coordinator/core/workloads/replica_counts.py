@@ -55,11 +55,7 @@ class WantedReplicas:
             return intents
         deferred = deferred_nodes(fleet, now)
         names = {*fleet.nodes, *self._nodes} if changed is None else {*changed, *(deferred ^ self._deferred)}
-        facts: Mapping[str, object] = {
-            "name": region.name,
-            "residency": region.residency,
-            "carbon": region.carbon_g_per_kwh,
-        }
+        facts = region.fields
         is_same_region = repr(facts) == repr(self._region)
         self._nodes, self._deferred, self._region = fleet.nodes, deferred, facts
         before, self._matches = self._matches, {}

@@ -90,11 +90,6 @@ def _traffic(traffic: Traffic, region: RegionFacts, moments: tuple[Wall, ...], *
 
 def _holds(when: str, region: RegionFacts, wall: Wall) -> bool:
     try:
-        return Expression.compile(when).evaluate(now=datetime.fromtimestamp(wall, UTC), region=fields(region))
+        return Expression.compile(when).evaluate(now=datetime.fromtimestamp(wall, UTC), region=region.fields)
     except ShoalError:
         return False
-
-
-def fields(region: RegionFacts) -> Mapping[str, object]:
-    """`region` as an expression sees it."""
-    return {"name": region.name, "residency": region.residency, "carbon": region.carbon_g_per_kwh}
