@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading, SilentDevice
@@ -275,6 +276,9 @@ class DesiredSet:
     forwarding: Forwarding | None = None
     # What tenants may use of this node's front; one that is not listed is unlimited.
     tenants: tuple[TenantLimit, ...] = ()
+    # True: `routes` lists what the node serves and what it subscribed to; others may exist. False: it lists all that
+    # may enter at the node.
+    routes_on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +388,19 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """All workloads whose routes a node asks for, beside those that it serves."""
+
+    # In order, each once; at most MAX_SUBSCRIPTIONS.
+    workloads: tuple[WorkloadKey, ...]
+
+
+MAX_SUBSCRIPTIONS: Final = 4_096
+"""Workloads that one node may subscribe to. Their routes fit into one desired set with room to spare: one of two
+replicas takes some 250 bytes, and a message of the link may have 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A node's report."""
 
@@ -421,6 +438,8 @@ class Status:
     silent: tuple[SilentDevice, ...] = ()
     # What limited tenants did at its front.
     tenants: tuple[TenantUse, ...] = ()
+    # None: unchanged since an earlier report of the session.
+    subscriptions: Subscriptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,3 +241,5 @@ class Node:
     unconfined: tuple[str, ...] = ()
     # X25519 public key by which other fronts check what this one forwards, hex; empty where it signs nothing.
     forward_key: str = ""
+    # True: its agent subscribes to the routes that its front needs. False: it must be sent all that may enter there.
+    subscribes: bool = False

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal.types.codes import Code
 from shoal.types.workload import WorkloadKey
 
 
@@ -60,3 +61,8 @@ class Route:
     pending_reason: str = ""
     # True: requests are steps of sessions, and one replica holds each session.
     stateful: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it answers a subscription to a workload that may not enter at the node, or does not exist."""
+        return self.pending_code == Code.MODEL_NOT_FOUND

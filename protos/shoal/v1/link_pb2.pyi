@@ -207,6 +207,7 @@ class Status(_message.Message):
     ASKS_LEASE_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -237,6 +238,10 @@ class Status(_message.Message):
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.TenantUse]:
         """Of tenants with a limit."""
 
+    @_builtins.property
+    def subscriptions(self) -> Global___Subscriptions:
+        """All that the node asks routes of. Absent: as it was told before."""
+
     def __init__(
         self,
         *,
@@ -257,14 +262,35 @@ class Status(_message.Message):
         asks_lease: _builtins.bool = ...,
         silent: _abc.Iterable[Global___SilentDevice] | None = ...,
         tenants: _abc.Iterable[_nouns_pb2.TenantUse] | None = ...,
+        subscriptions: Global___Subscriptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["subscriptions", b"subscriptions", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "taken_at", b"taken_at", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "subscriptions", b"subscriptions", "taken_at", b"taken_at", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Subscriptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.WorkloadKey]: ...
+    def __init__(
+        self,
+        *,
+        workloads: _abc.Iterable[_nouns_pb2.WorkloadKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workloads", b"workloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Subscriptions: _TypeAlias = Subscriptions  # noqa: Y015
 
 @_typing.final
 class SilentDevice(_message.Message):

@@ -308,6 +308,7 @@ class Node(_message.Message):
     BOOT_ID_FIELD_NUMBER: _builtins.int
     UNCONFINED_FIELD_NUMBER: _builtins.int
     FORWARD_KEY_FIELD_NUMBER: _builtins.int
+    SUBSCRIBES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     role: _builtins.str
@@ -321,6 +322,8 @@ class Node(_message.Message):
     boot_id: _builtins.str
     forward_key: _builtins.str
     """Of its front's forwards: X25519 public key, hex; empty: it signs none."""
+    subscribes: _builtins.bool
+    """It asks for the routes that its front needs, in its statuses; false: it must be sent all that may enter there."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -345,10 +348,11 @@ class Node(_message.Message):
         boot_id: _builtins.str = ...,
         unconfined: _abc.Iterable[_builtins.str] | None = ...,
         forward_key: _builtins.str = ...,
+        subscribes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "data_address", b"data_address", "devices", b"devices", "forward_key", b"forward_key", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "role", b"role", "unconfined", b"unconfined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "data_address", b"data_address", "devices", b"devices", "forward_key", b"forward_key", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "role", b"role", "subscribes", b"subscribes", "unconfined", b"unconfined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1942,10 +1946,13 @@ class DesiredSet(_message.Message):
     ASLEEP_FIELD_NUMBER: _builtins.int
     FORWARDING_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    ROUTES_ON_DEMAND_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     proof: _builtins.bytes
     """What the coordinator signed of this set, for the node to show again; nothing that the node reads."""
+    routes_on_demand: _builtins.bool
+    """`routes` lists what the node serves and what it asked for; others may exist."""
     @_builtins.property
     def version(self) -> Global___Version: ...
     @_builtins.property
@@ -1988,10 +1995,11 @@ class DesiredSet(_message.Message):
         asleep: _abc.Iterable[_builtins.str] | None = ...,
         forwarding: Global___Forwarding | None = ...,
         tenants: _abc.Iterable[Global___TenantLimit] | None = ...,
+        routes_on_demand: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forwarding", b"forwarding", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "forwarding", b"forwarding", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "tenants", b"tenants", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "forwarding", b"forwarding", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "routes_on_demand", b"routes_on_demand", "tenants", b"tenants", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin,
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types import link
-from shoal.types.assignment import DesiredSet, Status
+from shoal.types.assignment import MAX_SUBSCRIPTIONS, DesiredSet, Status
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
@@ -44,6 +44,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "Status.ingress": 16_384,
     "Status.agreement_counts": 4_096,
     "Status.tenants": 4_096,
+    "Subscriptions.workloads": MAX_SUBSCRIPTIONS,
 }
 """Limits of items in an agent's messages, checked before any item is read: the most that an agent sends, with a
 margin."""

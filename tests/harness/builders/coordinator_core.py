@@ -29,7 +29,17 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
 )
 from shoal.coordinator.core.workloads.replica_counts import WantedReplicas
-from shoal.types.assignment import AgreementCounts, Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
+from shoal.types.assignment import (
+    AgreementCounts,
+    Assignment,
+    Measured,
+    Observed,
+    PeerTrust,
+    Phase,
+    Served,
+    Status,
+    Subscriptions,
+)
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.latency import Counts, bucket_of
@@ -80,6 +90,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     boot: str = "boot-1",
     role: Role = Role.AGENT,
+    subscribes: bool = False,
 ) -> Node:
     """A gateway has no devices."""
     return Node(
@@ -96,6 +107,7 @@ def node(
         data_address=f"{name}:8001",
         metrics_address=f"{name}:9000",
         boot_id=boot,
+        subscribes=subscribes,
     )
 
 
@@ -318,6 +330,8 @@ class CoreAgent:
     agreement_counts: tuple[AgreementCounts, ...] = ()
     # As its status reports.
     front_ready: bool = True
+    # What it subscribes to; None: it does not report that.
+    subscriptions: Subscriptions | None = None
     # Ids of assignments that keep failing.
     stuck: set[str] = field(default_factory=set)
     # Workloads whose replicas crash once they are loaded.
@@ -506,7 +520,7 @@ class CoreRegion:
                 beat = status(
                     agent.node, agent.sequence, at=self.now, epoch=agent.epoch, observed=agent.reports(self.now),
                     readings=self._readings(name), agreement_counts=agent.agreement_counts,
-                    front_ready=agent.front_ready,
+                    front_ready=agent.front_ready, subscriptions=agent.subscriptions,
                 )  # fmt: skip
                 self.fleet, refusals = updates.merge_status(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals

@@ -23,7 +23,7 @@ def desired_set(numbers: set[int], generations: dict[int, Route], forwarding: Fo
     routes = tuple(generations[number] for number in sorted(numbers))
     return DesiredSet(
         "gw", Version("h", 1, len(numbers)), (agent_values.assignment("a-1"),), routes, (), (), Seconds(1.0),
-        forwarding=forwarding,
+        forwarding=forwarding, routes_on_demand=len(numbers) % 2 == 1,
     )  # fmt: skip
 
 

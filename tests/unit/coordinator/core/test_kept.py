@@ -13,6 +13,7 @@ from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.workloads.decide import decide
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
+from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
@@ -42,12 +43,14 @@ class Choices:
 
 
 def region_of(count: int) -> CoreRegion:
-    """Agents where requests enter and where none do, two of them with two devices, and a gateway."""
+    """Agents where requests enter and where none do, three that subscribe to routes, two with two devices; and a
+    gateway."""
     members = [
         node(
             f"n{at}",
             *((device(), device("gpu0", kind="gpu")) if at % 2 else (device(),)),
             labels={"entry": ("*", "shop", "")[at % 3], "rank": str(at), "site": str(at // 2)},
+            subscribes=at in (0, 1, 2),
         )
         for at in range(count)
     ]
@@ -141,9 +144,16 @@ def move(region: CoreRegion, chance: Choices) -> None:
         region.migrate("", chance.choice(free).workload.name, steps=MigrationRule().steps)
 
 
+def subscribe(region: CoreRegion, chance: Choices) -> None:
+    agent = region.agents[f"n{chance.randrange(3)}"]
+    known = {each.key for each in region.intents} | {WorkloadKey("zoo", "none")}
+    agent.subscriptions = Subscriptions(tuple(sorted(key for key in known if chance.random() < 0.5)))
+
+
 EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
     *(add, add, add, remove, silence, fail, crash, stop_front, change_quota, cordon, fill_memory, draw_power, move),
     relabel,
+    *(subscribe, subscribe),
 )
 
 

@@ -76,6 +76,7 @@ def affects_decisions(before: NodeState, after: NodeState) -> bool:
         or before.sequence == 0
         or before.version != after.version
         or before.front_ready != after.front_ready
+        or before.subscriptions != after.subscriptions
         or before.observed.keys() != after.observed.keys()
         or not all(_is_same_state(before.observed[key], after.observed[key]) for key in after.observed)
     )

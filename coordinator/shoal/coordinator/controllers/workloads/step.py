@@ -583,6 +583,7 @@ class WorkloadsController:
             asleep=content.asleep,
             forwarding=content.forwarding,
             tenants=content.tenants,
+            routes_on_demand=content.routes_on_demand,
         )
 
     def _is_unchanged(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> bool:
@@ -631,6 +632,7 @@ def _content(desired: DesiredSet) -> DesiredContent:
         desired.asleep,
         desired.forwarding,
         desired.tenants,
+        desired.routes_on_demand,
     )
 
 

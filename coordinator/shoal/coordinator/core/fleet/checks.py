@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
-from shoal.types.assignment import AgreementCounts, Ingress, Observed, Served, Status
+from shoal.types.assignment import AgreementCounts, Ingress, Observed, Served, Status, Subscriptions
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
+from shoal.types.identity import NAME_PATTERN
 from shoal.types.latency import BUCKETS, Counts
 from shoal.types.readings import MOST_WATTS, absurd_figure, check_figures
 from shoal.types.receipt import MAX_SPREAD, Receipt
@@ -75,6 +76,8 @@ class CheckedStatus:
     ingress: tuple[Ingress, ...]
     # Valid counts of limited tenants at the node's front.
     tenants: tuple[TenantUse, ...]
+    # What the node subscribes to, as far as workloads may have such names; None: unchanged.
+    subscriptions: Subscriptions | None
     # Ids of assignments whose figures are left out.
     refused_assignments: frozenset[str]
     # (workload, origin) of the ingress counts that are left out.
@@ -119,6 +122,12 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
             uses.append(use)
         else:
             refusals.append(absurd_figure(f"use of tenant {use.tenant}", "count", max(figures, key=abs), "0 to 2^53"))
+    subscriptions = status.subscriptions
+    if subscriptions is not None:
+        named = Subscriptions(tuple(key for key in subscriptions.workloads if _may_be_named(key)))
+        if odd := len(subscriptions.workloads) - len(named.workloads):
+            refusals.append(absurd_figure("subscriptions", "impossible names", odd, "0"))
+        subscriptions = named
     for traffic in status.agreement_counts:
         if (refusal := check_agreement_counts(traffic)) is None:
             agreement_counts[traffic.agreement] = traffic
@@ -130,10 +139,15 @@ def check_status(status: Status, node: Node) -> CheckedStatus:
         agreement_counts,
         tuple(entered),
         tuple(uses),
+        subscriptions,
         frozenset(refused),
         frozenset(refused_ingress),
         tuple(refusals),
     )
+
+
+def _may_be_named(key: WorkloadKey) -> bool:
+    return all(NAME_PATTERN.fullmatch(name) is not None for name in key)
 
 
 def check_agreement_counts(traffic: AgreementCounts) -> Refusal | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from shoal.types.assignment import AgreementCounts, Ingress, Observed, Version
+from shoal.types.assignment import AgreementCounts, Ingress, Observed, Subscriptions, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL
@@ -135,6 +135,8 @@ class NodeState:
     counts_since: Elapsed = ORIGIN
     # Protocol version of its session.
     protocol: int = OLDEST_PROTOCOL
+    # Workloads whose routes it asks for. None: not reported since this coordinator started.
+    subscriptions: Subscriptions | None = None
 
     @property
     def is_skewed(self) -> bool:

@@ -138,6 +138,7 @@ def merge_status(
         agreement_counts={**known.agreement_counts, **checked.agreement_counts},
         earlier_agreement_counts={**known.earlier_agreement_counts, **ended},
         counts_since=now if is_new or ended else known.counts_since,
+        subscriptions=checked.subscriptions or known.subscriptions,
     )
     return fleet.with_node(state), checked.refusals
 

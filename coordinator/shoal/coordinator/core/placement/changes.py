@@ -55,6 +55,7 @@ def _situation(state: NodeState) -> tuple[object, ...]:
         state.revoked,
         state.link_lost,
         state.protocol,
+        state.subscriptions,
     )
 
 

@@ -1,6 +1,6 @@
 """One step of the region's reconciliation, from its full state to its full decision."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -181,6 +181,7 @@ def decide(
             asleep=sleeping.get(node, ()),
             forwarding=entries.forwarding(node),
             tenants=limits_of.get(node, ()),
+            routes_on_demand=entries.is_on_demand(node),
         )
         for node in looked_at
     }
@@ -448,13 +449,18 @@ def _entries(
     if entries is None:
         held = {node: content.assignments for node, content in world.desired.items()}
         keys = [each.key for each in world.intents]
-        kept.entries = EntryPoints(world.fleet, {**held, **assigned}, keys, world.delegations)
+        subscribed = {
+            name: _subscribed(world, name) for name, each in world.fleet.nodes.items() if each.node.subscribes
+        }
+        kept.entries = EntryPoints(world.fleet, {**held, **assigned}, keys, world.delegations, subscribed)
         return kept.entries, set(world.fleet.nodes), set()
     concerned = set[str]()
     moved = set[WorkloadKey]()
     for key in part.come_and_gone:
         (entries.add if str(key) in own_tables else entries.remove)(key)
     for node, assignments in assigned.items():
+        if entries.is_on_demand(node):
+            entries.subscribe(node, _subscribed(world, node))
         if others := entries.put(node, assignments):
             moved |= others
             concerned.add(node)
@@ -463,6 +469,15 @@ def _entries(
     for key in rerouted:
         concerned.update(entries.dependents(key))
     return entries, concerned, rerouted
+
+
+def _subscribed(world: RegionState, node: str) -> Collection[WorkloadKey]:
+    """What a node subscribes to. Until it has said so, that is what it has routes of, so that a restart of the
+    coordinator takes none away."""
+    state, content = world.fleet.nodes.get(node), world.desired.get(node)
+    if state is not None and state.subscriptions is not None:
+        return state.subscriptions.workloads
+    return () if content is None else [route.workload for route in content.routes]
 
 
 def _routes_before(world: RegionState, part: StepPart, node: str, rerouted: set[WorkloadKey]) -> RoutesBefore | None:

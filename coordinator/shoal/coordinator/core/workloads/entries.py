@@ -2,12 +2,14 @@
 
 A node lists the fronts that may forward to it, each for certain workloads: gateways for all, an agent for the
 tenants in its label `entry` and for the workloads that it serves itself. Only fronts where requests may enter get
-routes and credentials.
+credentials and routes: gateways those of all workloads, an agent those that it serves or subscribed to. An agent of a
+version that does not subscribe gets those of all workloads that may enter there.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from shoal.coordinator.core.fleet.labels import EVERY_TENANT, entry_tenants
@@ -19,6 +21,7 @@ from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
 
 ALL: Final = frozenset({EVERY_TENANT})
+NO_SUBSCRIPTIONS: Final[Mapping[str, Collection[WorkloadKey]]] = {}
 
 
 class EntryPoints:
@@ -32,9 +35,10 @@ class EntryPoints:
         desired: Mapping[str, Sequence[Assignment]],
         workloads: Collection[WorkloadKey],
         delegated: Collection[WorkloadKey],
+        subscribed: Mapping[str, Collection[WorkloadKey]] = NO_SUBSCRIPTIONS,
     ) -> None:
         """desired: assignments by node. workloads: all that have routes. delegated: those that gateways route to
-        another region."""
+        another region. subscribed: what each node subscribes to."""
         members = {name: state for name, state in fleet.nodes.items() if not state.revoked}
         self._workloads = set(workloads)
         self._keys = {name: state.node.forward_key for name, state in members.items()}
@@ -62,6 +66,12 @@ class EntryPoints:
         for name, tenants in self._enters.items():
             for tenant in tenants - ALL:
                 self._by_tenant[tenant].add(name)
+        self._subscribed: dict[str, frozenset[WorkloadKey]] = {
+            name: frozenset() for name, state in members.items() if state.node.subscribes and name not in self._gateways
+        }
+        self._subscribers = defaultdict[WorkloadKey, set[str]](set)
+        for name in self._subscribed:
+            self.subscribe(name, subscribed.get(name, ()))
 
     def add(self, key: WorkloadKey) -> None:
         """A workload that has routes from now on."""
@@ -108,9 +118,42 @@ class EntryPoints:
             del self._serving[node]
         self._serving_version += not (before and after)
 
+    def subscribe(self, node: str, keys: Iterable[WorkloadKey]) -> None:
+        """All that a node that has routes on demand subscribes to from now on."""
+        before, after = self._subscribed[node], frozenset(keys)
+        self._subscribed[node] = after
+        for key in before - after:
+            self._subscribers[key].discard(node)
+            if not self._subscribers[key]:
+                del self._subscribers[key]
+        for key in after - before:
+            self._subscribers[key].add(node)
+
+    def is_on_demand(self, node: str) -> bool:
+        """Whether the node has routes of what it serves or subscribed to alone."""
+        return node in self._subscribed
+
+    def may_enter(self, node: str, key: WorkloadKey) -> bool:
+        """Whether there is such a workload, and requests for it may enter the region at this node."""
+        if key not in self._workloads:
+            return False
+        if node in self._gateways or key in self._assigned.get(node, ()):
+            return True
+        return key.tenant != GUEST_TENANT and not self._enters.get(node, frozenset()).isdisjoint(
+            (EVERY_TENANT, key.tenant)
+        )
+
     def dependents(self, key: WorkloadKey) -> Collection[str]:
-        """Nodes whose routes and forwarding depend on the workload: where it enters the region, and who has it."""
-        return self._entrances(key)
+        """Nodes whose routes and forwarding depend on the workload: those that have its routes, and who has it."""
+        whole = self._entrances(key) - self._subscribed.keys()
+        return whole | self._holders.get(key, set()) | self._subscribers.get(key, set())
+
+    def route_keys(self, node: str) -> Sequence[WorkloadKey]:
+        """Workloads that the node has routes of, in order: also those it subscribed to in vain."""
+        asked = self._subscribed.get(node)
+        if asked is None:
+            return self.entering(node)
+        return sorted(asked | (self._assigned.get(node, frozenset()) & self._workloads))
 
     def entering(self, node: str) -> Sequence[WorkloadKey]:
         """Workloads for which requests may enter the region at this node, in order."""
@@ -162,9 +205,10 @@ class EntryPoints:
         held = self._assigned.get(node, frozenset())
         if not (node in self._gateways or self._enters.get(node)):
             return held
-        return held.union(self.entering(node))
+        asked = self._subscribed.get(node)
+        return held.union(self.entering(node) if asked is None else (key for key in asked if self.may_enter(node, key)))
 
-    def _entrances(self, key: WorkloadKey) -> Collection[str]:
+    def _entrances(self, key: WorkloadKey) -> AbstractSet[str]:
         known = self._gateways | self._holders.get(key, set())
         return known if key.tenant == GUEST_TENANT else known | self._open | self._by_tenant.get(key.tenant, set())
 

@@ -426,7 +426,7 @@ def _entry_of(state: NodeState | None) -> tuple[object, ...] | None:
     """How a node takes part in the region's entries."""
     if state is None or state.revoked:
         return None
-    return state.node.role, state.node.labels.get(ENTRY_LABEL), state.node.forward_key
+    return state.node.role, state.node.labels.get(ENTRY_LABEL), state.node.forward_key, state.node.subscribes
 
 
 def _may_sleep(state: NodeState) -> bool:

@@ -257,6 +257,8 @@ class DesiredContent:
     forwarding: Forwarding | None = None
     # What tenants may use of its front; one that is not listed is unlimited.
     tenants: tuple[TenantLimit, ...] = ()
+    # Whether `routes` lists what it serves and what it subscribed to, or all that may enter there.
+    routes_on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,13 +126,13 @@ class RoutesBefore(NamedTuple):
     # Workloads whose routes may be others now, that came, or that went.
     changed: Collection[WorkloadKey]
 
-    def after(self, entering: Sequence[WorkloadKey], make: Callable[[WorkloadKey], Route]) -> tuple[Route, ...]:
-        """Its routes now. entering: workloads that it has routes of, in order."""
+    def after(self, routed: Sequence[WorkloadKey], make: Callable[[WorkloadKey], Route]) -> tuple[Route, ...]:
+        """Its routes now. routed: workloads that it has routes of, in order."""
         found = list(self.routes)
         for key in self.changed:
-            at, place = bisect_left(found, key, key=lambda route: route.workload), bisect_left(entering, key)
+            at, place = bisect_left(found, key, key=lambda route: route.workload), bisect_left(routed, key)
             is_there = at < len(found) and found[at].workload == key
-            if place < len(entering) and entering[place] == key:
+            if place < len(routed) and routed[place] == key:
                 found[at : at + is_there] = [make(key)]
             elif is_there:
                 del found[at]
@@ -150,19 +150,24 @@ def routes(
 ) -> tuple[Route, ...]:
     """Routes of the workloads that may enter at `node`; its own replicas are local, by their worker's assignment.
 
+    A node that subscribes has those of what it serves and of what it subscribed to. What may not enter there, or does
+    not exist, is answered by a route that says so.
     held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
     in its own routes: its front knows whether they take requests, and uses these routes first when the link is
     restored. before: for a node that has nothing and did not change: its routes are followed from there.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
     own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]
-    entering, leads_out = entries.entering(node), is_gateway(state)
+    routed, leads_out = entries.route_keys(node), is_gateway(state)
+
+    def route_of(key: WorkloadKey, held: Sequence[Assignment]) -> Route:
+        if not entries.may_enter(node, key):
+            return Route(key, 0, (), Code.MODEL_NOT_FOUND, "no such workload may enter here")
+        return _route_for_node(node, leads_out, tables[str(key)], key, held)
+
     if before is not None:
-        return before.after(entering, lambda key: _route_for_node(node, leads_out, tables[str(key)], key, ()))
-    return tuple(
-        _route_for_node(node, leads_out, tables[str(key)], key, [one for one in own if one.workload == key])
-        for key in entering
-    )
+        return before.after(routed, lambda key: route_of(key, ()))
+    return tuple(route_of(key, [one for one in own if one.workload == key]) for key in routed)
 
 
 def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:
