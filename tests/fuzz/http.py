@@ -49,7 +49,7 @@ class Answering:
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         return oip.RepositoryIndexResponse()
 
-    def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
+    async def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
         return True
 
     def prepare_direct(

@@ -434,6 +434,9 @@ class FrontStats:
     tenants: tuple[TenantUse, ...] = ()
     # Assignments to whose workers it sends nothing new, as it was told that they are unloaded.
     unloaded: tuple[str, ...] = ()
+    # Workloads that requests of clients wait for, because the front has no routes of them. None: it is of a version
+    # that refuses such requests.
+    asked: tuple[WorkloadKey, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +469,7 @@ class FrontControl(Protocol):
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
         unloaded: tuple[UnloadedReplica, ...] = (),
+        routes_on_demand: bool = False,
     ) -> None:
         """Replace the configuration. Idempotent. Returns when the front has applied it; a restarted front gets the last
         one again.
@@ -479,6 +483,8 @@ class FrontControl(Protocol):
         - forwarding: who may forward requests here. None: every front of the region.
         - tenants: what tenants may use of this front. One that is left out is unlimited.
         - unloaded: replicas that requests wait for here, as they have no worker now. `wakes` names them.
+        - routes_on_demand: workloads may exist that `routes` does not list. Requests for them wait, and `stats` name
+          them.
         """
         ...
 
@@ -511,4 +517,9 @@ class FrontControl(Protocol):
         ...
 
     async def stats(self) -> FrontStats: ...
+
+    async def next_ask(self, within_s: Seconds) -> None:
+        """Return when the front asks for routes that it does not have, as its `stats` say, or after `within_s`."""
+        ...
+
     async def close(self, *, keep: bool) -> None: ...

@@ -245,6 +245,10 @@ class Forwarding:
     # it only for the workloads that it serves itself.
     enters: tuple[str, ...] = ()
 
+    def may_enter(self, tenant: str) -> bool:
+        """Whether that tenant's clients may call this node for any workload."""
+        return "*" in self.enters or tenant in self.enters
+
 
 @dataclass(frozen=True, slots=True)
 class DesiredSet:
@@ -395,6 +399,7 @@ class Subscriptions:
     workloads: tuple[WorkloadKey, ...]
 
 
+NO_SUBSCRIPTIONS: Final = Subscriptions(())
 MAX_SUBSCRIPTIONS: Final = 4_096
 """Workloads that one node may subscribe to. Their routes fit into one desired set with room to spare: one of two
 replicas takes some 250 bytes, and a message of the link may have 4 MiB."""

@@ -113,7 +113,7 @@ class Echo:
             found.models.add(name="down", version="1", state="UNAVAILABLE", reason="no replica")
         return found
 
-    def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
+    async def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
         self._see(call)
         if name not in ("up", "down"):
             raise refuse(Code.MODEL_NOT_FOUND, f"no workload {name!r}")

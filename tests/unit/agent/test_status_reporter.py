@@ -41,7 +41,9 @@ class Scene:
         self.signed = asyncio.Event()
         ports = SimpleNamespace(clock=ManualClock(), membership=None, signer=self.signer, log=self.log)
         self.reporter = StatusReporter(
-            *cast(Any, (None, ports, SimpleNamespace(front_stats=None), None, SimpleNamespace(receipts=HELD), None)),
+            *cast(
+                Any, (None, ports, SimpleNamespace(front_stats=None), None, SimpleNamespace(receipts=HELD), None, None)
+            ),
             on_signed=self.signed.set,
         )
 

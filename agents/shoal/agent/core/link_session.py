@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shoal.types.assignment import AgreementCounts, DesiredSet, Ingress, Observed, Status, Version
+from shoal.types.assignment import (
+    NO_SUBSCRIPTIONS,
+    AgreementCounts,
+    DesiredSet,
+    Ingress,
+    Observed,
+    Status,
+    Subscriptions,
+    Version,
+)
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading, SilentDevice
@@ -146,6 +155,8 @@ class ReportCursor:
     last_observed: Mapping[str, Observed] = field(default_factory=dict)
     # Serial of the node's certificate and fingerprints of its trusted CAs, as last reported.
     identity: tuple[str, tuple[str, ...]] = ("", ())
+    # What the node subscribed to, as last reported; None before the first report.
+    subscriptions: Subscriptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,8 @@ class NodeReport:
     silent: tuple[SilentDevice, ...] = ()
     # What limited tenants did at the front since it started.
     tenants: tuple[TenantUse, ...] = ()
+    # Workloads that it asks routes of.
+    subscriptions: Subscriptions = NO_SUBSCRIPTIONS
 
 
 def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> tuple[ReportCursor, Status]:
@@ -205,8 +218,10 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         agreement_counts=now.agreement_counts,
         asks_lease=now.asks_lease,
         tenants=now.tenants,
+        subscriptions=now.subscriptions if full or now.subscriptions != reporter.subscriptions else None,
     )
-    return ReportCursor(status.sequence, {each.assignment: each for each in now.observed}, held), status
+    known = {each.assignment: each for each in now.observed}
+    return ReportCursor(status.sequence, known, held, now.subscriptions), status
 
 
 def _changes(observed: Iterable[Observed], known: Mapping[str, Observed]) -> tuple[Observed, ...]:

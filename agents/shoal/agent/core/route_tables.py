@@ -55,8 +55,8 @@ class RouteTables:
 
     @classmethod
     def from_routes(cls, routes: Iterable[Route], workers: Iterable[RunningWorker]) -> "RouteTables":
-        """`workers` are those of this node that take requests."""
-        routes = tuple(routes)
+        """`workers` are those of this node that take requests. What the region does not know has no route."""
+        routes = tuple(route for route in routes if not route.is_unknown)
         return cls(
             entering={route.workload: route for route in routes},
             forwarded=_forwarded_routes(routes, tuple(workers)),

@@ -32,6 +32,8 @@ RECORD: Final = "front.json"
 LOCK: Final = "front.lock"
 WAKE: Final = "wake"
 """What a front pushes when requests wait for an unloaded replica: its assignment is in the header."""
+ASKED: Final = "asked"
+"""What a front pushes when its statistics name another workload that it has no routes of."""
 _PEER_TUPLES: Final = ("roots", "gateways", "agreements", "revoked")
 
 
@@ -125,6 +127,8 @@ class ServingConfig:
     tenants: tuple[TenantLimit, ...] = ()
     # Replicas here without a worker, that requests wait for.
     unloaded: tuple[UnloadedReplica, ...] = ()
+    # True: the region may have workloads that `routes` does not list.
+    routes_on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,7 @@ def pack(configuration: ServingConfig) -> bytes:
             "forwarding": _encode_forwarding(configuration.forwarding),
             "tenants": [asdict(limit) for limit in configuration.tenants],
             "unloaded": [asdict(replica) for replica in configuration.unloaded],
+            "routes_on_demand": configuration.routes_on_demand,
         }
     ).encode()
 
@@ -208,6 +213,7 @@ def unpack(payload: bytes) -> ServingConfig:
             forwarding=_decode_forwarding(said.get("forwarding")),
             tenants=tuple(TenantLimit(**each) for each in said.get("tenants", ())),
             unloaded=tuple(map(_unloaded_replica, said.get("unloaded", ()))),
+            routes_on_demand=bool(said.get("routes_on_demand", False)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
@@ -274,6 +280,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             denied=tuple((str(name), int(count)) for name, count in said.get("denied", ())),
             tenants=tuple(TenantUse(**each) for each in said.get("tenants", ())),
             unloaded=tuple(map(str, said.get("unloaded", ()))),
+            asked=None if (names := said.get("asked")) is None else tuple(WorkloadKey(*each) for each in names),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -24,7 +24,6 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
-EVERY_TENANT: Final = "*"
 MAX_STAMPS: Final = 16_384
 """Stamps remembered for one front. A stamp older than these is refused, so a forward is accepted at most once."""
 STAMP_TTL_US: Final = 300 * 10**6
@@ -80,7 +79,7 @@ class ForwardAuth:
     def may_enter(self, tenant: str) -> bool:
         """Whether that tenant's clients may call this node for any workload."""
         told = self._forwarding
-        return told is None or EVERY_TENANT in told.enters or tenant in told.enters
+        return told is None or told.may_enter(tenant)
 
     def sign(self, to: str, tenant: str, workload: str, origin: str, request: str, extras: str) -> str:
         """The proof of a forward for the front of `to`; empty where the two share no secret."""

@@ -6,6 +6,7 @@ to replicas.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from structlog.contextvars import bind_contextvars, reset_contextvars
@@ -24,6 +25,7 @@ from shoal.agent.dataplane.in_flight import RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.outcomes import RequestOutcomes
 from shoal.agent.dataplane.paced_refusals import PacedRefusals
+from shoal.agent.dataplane.route_waits import RouteWaits
 from shoal.agent.dataplane.session_state import hide_state
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.shared_memory import SharedMemory
@@ -66,6 +68,7 @@ class DataPlane:
         tracer: Tracer | None = None,
         shared_memory: SharedMemory | None = None,
         request_wake: Callable[[str], None] = lambda _: None,
+        on_ask: Callable[[], None] = lambda: None,
     ) -> None:
         """Optional parts have defaults.
 
@@ -73,6 +76,8 @@ class DataPlane:
         - `tracer`: by default one that traces what operators ask for, and exports nothing.
         - `shared_memory`: by default nobody may use any.
         - `request_wake`: asks the supervisor to load a replica that is scaled to zero; by default nobody is asked.
+        - `on_ask`: called when `stats` name another workload that requests wait for routes of; by default nobody is
+          told.
         """
         self._settings = settings
         self._clock = clock
@@ -95,6 +100,7 @@ class DataPlane:
             *(self._meter, self._outcomes),
         )
         self._shared_memory = shared_memory or SharedMemory()
+        self._route_waits = RouteWaits(clock, on_ask)
         self._configured = False
         self._draining = False
         self._change = asyncio.Event()
@@ -130,6 +136,7 @@ class DataPlane:
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
         unloaded: tuple[UnloadedReplica, ...] = (),
+        routes_on_demand: bool = False,
     ) -> None:
         """Apply a complete configuration. A worker that was restarted starts with fresh health."""
         before = self._readiness()
@@ -144,6 +151,7 @@ class DataPlane:
         self._meter.keep_agreements(self._router.tables.traffic_keys | counted)
         self._direct.configure()
         self._dispatcher.wakes.on_configured()
+        self._route_waits.configure(routes, is_on_demand=routes_on_demand)
         self._configured = True
         if self._readiness() != before:
             self._announce()
@@ -170,7 +178,8 @@ class DataPlane:
             self._sessions.counts(),
             self._callers.denied_counts(),
             self._tenants.uses(),
-            tuple(sorted(self._router.unloaded_names)),
+            unloaded=tuple(sorted(self._router.unloaded_names)),
+            asked=self._route_waits.open_questions,
         )
 
     # InferenceService
@@ -232,12 +241,15 @@ class DataPlane:
                 found.models.add(name=key.name, version=VERSION, state="UNAVAILABLE", reason=reason)
         return found
 
-    def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
-        route = self._route(self._callers.authenticate_reader(call), name, version)
+    async def model_ready(self, call: InboundCall, name: str, version: str) -> bool:
+        caller = self._callers.authenticate_reader(call)
+        await self._wait_for_routes(call, caller, name)
+        route = self._route(caller, name, version)
         return self._router.has_ready_replica(route, self._clock.now())
 
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
         caller = self._callers.authenticate_reader(call)
+        call = await self._wait_for_routes(call, caller, name)
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
         context = CallContext(
@@ -324,6 +336,7 @@ class DataPlane:
         try:
             asked = reading.parse_request(request)
             self._callers.consume_forward(call, caller)
+            call = await self._wait_for_routes(call, caller, asked.model)
             route = self._route(caller, asked.model, asked.version)
             if route.stateful and not asked.session:
                 raise _no_sequence()
@@ -365,6 +378,23 @@ class DataPlane:
     def check_revoked(self, serial: str) -> Refusal | None:
         """Why a certificate of this serial is refused; None if it is not."""
         return self._callers.check_revoked(serial)
+
+    async def _wait_for_routes(self, call: InboundCall, caller: Caller, name: str) -> InboundCall:
+        """Wait until the front knows whether there is a route for a client's request. The call, with the time that is
+        left. Raises as `RouteWaits.wait`."""
+        key = WorkloadKey(caller.tenant, name)
+        if (
+            caller.hop
+            or caller.agreement
+            or self._router.tables.find(key, RequestEntry.CLIENT) is not None
+            or not (self._callers.may_enter(caller.tenant) and self._route_waits.may_exist(key))
+        ):
+            return call
+        began, left_s = self._clock.now(), call.remaining_s
+        await self._route_waits.wait(key, Seconds(self._settings.timeout_s) if left_s is None else left_s)
+        if left_s is None:
+            return call
+        return replace(call, remaining_s=Seconds(max(0.0, left_s - (self._clock.now() - began))))
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
         """The route for a request.

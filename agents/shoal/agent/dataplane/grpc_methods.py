@@ -459,7 +459,7 @@ class GrpcMethods:
     async def _model_ready(self, call: InboundCall, request: oip.ModelReadyRequest) -> oip.ModelReadyResponse:
         """False for an unknown model, as in Triton."""
         try:
-            return oip.ModelReadyResponse(ready=self._service.model_ready(call, request.name, request.version))
+            return oip.ModelReadyResponse(ready=await self._service.model_ready(call, request.name, request.version))
         except ShoalError as error:
             if error.code is not Code.MODEL_NOT_FOUND:
                 raise

@@ -99,7 +99,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     shared_memory = SharedMemory(SharedRegions(config.shared_memory), memory)
     plane = DataPlane(
         *(settings, clock, workers, peers, callers, sessions, witnesses.captures, tracer, shared_memory),
-        lambda assignment: server.push(control.WAKE, header={"assignment": assignment}),
+        request_wake=lambda assignment: server.push(control.WAKE, header={"assignment": assignment}),
+        on_ask=lambda: server.push(control.ASKED),
     )
     beside = {WITNESS_SERVICE: _verification_methods(witnesses), SESSIONS_SERVICE: _session_methods(sessions.receiver)}
     health = None
@@ -195,7 +196,8 @@ def _handlers(
             said.stateful_replicas,
             said.forwarding,
             said.tenants,
-            said.unloaded,
+            unloaded=said.unloaded,
+            routes_on_demand=said.routes_on_demand,
         )
         stages.configured.set()
         await stages.listening.wait()

@@ -123,6 +123,7 @@ class FrontProcess:
         self._process: _Process | None = None
         self._up = asyncio.Event()
         self._wakes: asyncio.Queue[str] = asyncio.Queue()
+        self._asked = asyncio.Event()
         self._closed = False
         self._keep_task: asyncio.Task[None] | None = None
         self.is_adopted = False
@@ -165,6 +166,7 @@ class FrontProcess:
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
         unloaded: tuple[UnloadedReplica, ...] = (),
+        routes_on_demand: bool = False,
     ) -> None:
         """Set what the front must serve, also after a restart.
 
@@ -183,6 +185,7 @@ class FrontProcess:
                 tenants,
             ),
             unloaded=unloaded,
+            routes_on_demand=routes_on_demand,
         )
         await self._configure(await self._wait_until_up())
 
@@ -190,10 +193,6 @@ class FrontProcess:
         """As in `ports.FrontControl`."""
         while True:
             yield await self._wakes.get()
-
-    def _on_push(self, message: FrameMessage) -> None:
-        if message.kind == control.WAKE:
-            self._wakes.put_nowait(str(message.header.get("assignment", "")))
 
     async def lease(self, seconds: Seconds, claim: str) -> None:
         """Extend the lease by `seconds` from now, however late the front receives it.
@@ -224,6 +223,10 @@ class FrontProcess:
             return control.unpack_stats((await within(SLOW_S, self._client.call("stats"))).payload)
         except TimeoutError as error:
             raise _stuck_error(SLOW_S) from error
+
+    async def next_ask(self, within_s: Seconds) -> None:
+        await wait_or_timeout(self._asked, within_s)
+        self._asked.clear()
 
     async def spans(self, asked: SpansAsked) -> SpansFound:
         """Raises ShoalError while the front is being restarted."""
@@ -330,6 +333,13 @@ class FrontProcess:
         finally:
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
+
+    def _on_push(self, message: FrameMessage) -> None:
+        match message.kind:
+            case control.ASKED:
+                self._asked.set()
+            case control.WAKE:
+                self._wakes.put_nowait(str(message.header.get("assignment", "")))
 
     async def _connect(self, process: _Process, timeout_s: float) -> FrameClient:
         """Raises the last refusal when the process ends or does not answer in time."""

@@ -211,7 +211,7 @@ class RestMethods:
                     model_document(await self._service.model_metadata(request.call, name, _version(request)))
                 )
             case "GET", ("v2", "models", name, "ready") | ("v2", "models", name, "versions", _, "ready"):
-                return self._model_ready(request, name)
+                return await self._model_ready(request, name)
             case "GET", ("v2", "models", name, "config") | ("v2", "models", name, "versions", _, "config"):
                 return _response(
                     config_document(await self._service.model_config(request.call, name, _version(request)))
@@ -241,9 +241,9 @@ class RestMethods:
                 self._service.server_ready(request.call)
                 raise _no_such_path(method, path)
 
-    def _model_ready(self, request: RestRequest, name: str) -> RestResponse:
+    async def _model_ready(self, request: RestRequest, name: str) -> RestResponse:
         try:
-            return _ready({"name": name}, self._service.model_ready(request.call, name, _version(request)))
+            return _ready({"name": name}, await self._service.model_ready(request.call, name, _version(request)))
         except ShoalError as error:
             if error.code is not Code.MODEL_NOT_FOUND:
                 raise

@@ -80,7 +80,8 @@ class FrontUpdates:
                     self._replicas.stateful_replicas(),
                     desired.forwarding if desired else Forwarding(),
                     desired.tenants if desired else (),
-                    self._replicas.unloaded_replicas(),
+                    unloaded=self._replicas.unloaded_replicas(),
+                    routes_on_demand=desired.routes_on_demand if desired else False,
                 )
                 self._lease_due.set()  # the front may have restarted and lost its lease
                 await self._monitor.sample()

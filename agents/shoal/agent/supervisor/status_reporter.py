@@ -11,6 +11,7 @@ from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.open_session import MAX_TRACKED_STATUSES, OpenSession
 from shoal.agent.supervisor.outbox import Outbox
 from shoal.agent.supervisor.replicas import ReplicaManager
+from shoal.agent.supervisor.route_subscriptions import RouteSubscriptions
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.types.assignment import DesiredSet, Observed, Version
@@ -59,6 +60,7 @@ class StatusReporter:
         replicas: ReplicaManager,
         probes: DeviceProbes,
         outbox: Outbox,
+        subscriptions: RouteSubscriptions,
         *,
         on_signed: Callable[[], None],
     ) -> None:
@@ -75,6 +77,7 @@ class StatusReporter:
         self._replicas = replicas
         self._probes = probes
         self._outbox = outbox
+        self._subscriptions = subscriptions
         self._epoch_wall = Seconds(self._clock.wall() - self._clock.now())
         self.snapshot = NodeSnapshot(False, 0, None, (), (), (), monitor.front_stats)
 
@@ -166,6 +169,7 @@ class StatusReporter:
             serial=held.serial,
             roots=held.roots,
             asks_lease=bool(self._replicas.stateful_replicas()),
+            subscriptions=self._subscriptions.report,
         )
         link.reporter, status = link_session.next_status(link.reporter, moment, full_every=self._settings.full_every)
         link.sent_at[status.sequence] = self._clock.now()

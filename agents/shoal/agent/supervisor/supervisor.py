@@ -21,13 +21,14 @@ from shoal.agent.supervisor.node_monitor import NodeMonitor
 from shoal.agent.supervisor.open_session import OpenSession
 from shoal.agent.supervisor.outbox import Outbox
 from shoal.agent.supervisor.replicas import ReplicaManager
+from shoal.agent.supervisor.route_subscriptions import RouteSubscriptions
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.status_reporter import NodeSnapshot, StatusReporter
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import DesiredSet, Forwarding
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device, Node
+from shoal.types.device import Device, Node, Role
 from shoal.types.link import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -106,6 +107,7 @@ class Supervisor:
             desired=lambda: self._desired,
             on_trust_change=self._report_due.set,
         )
+        self._subscriptions = RouteSubscriptions(ports.clock, self._report_due.set)
         self._probes = DeviceProbes(
             settings,
             ports,
@@ -121,6 +123,7 @@ class Supervisor:
             self._replicas,
             self._probes,
             self._outbox,
+            self._subscriptions,
             on_signed=self._report_due.set,
         )
 
@@ -194,6 +197,8 @@ class Supervisor:
 
     async def _boot(self) -> None:
         self._desired = await self._journal.load()
+        if self._node.role is Role.AGENT:
+            self._subscriptions.resume(self._desired)
         await self._probes.load()
         self._has_booted = True
         self.on_devices_found()
@@ -299,8 +304,9 @@ class Supervisor:
         while True:
             if await self._monitor.sample():
                 self._replicas.unload_unused()
+            self._subscriptions.follow(self._monitor.front_stats, self._desired, self._link_state)
             pause = self._heartbeat_s() if self._monitor.front_stats.ready else Seconds(self._settings.poll_s)
-            await self._clock.sleep(pause)
+            await self._front.next_ask(pause)
 
     # the link
 
@@ -309,7 +315,7 @@ class Supervisor:
         attempt = 0
         while True:
             hello = Hello(
-                node=self._node,
+                node=replace(self._node, subscribes=self._node.role is Role.AGENT),
                 nonce=self._nonce(),
                 holds=self._desired.version if self._desired else None,
                 protocol=OLDEST_PROTOCOL,

@@ -120,8 +120,12 @@ class ConvergenceCheck:
         ]
 
     def _wrong_routes(self, region: RegionalCoordinator, machine: SimMachine) -> list[str]:
-        name, found = machine.name, list[str]()
+        name, found, wanted = machine.name, list[str](), region.workloads.desired[machine.name]
+        listed = {route.workload for route in wanted.routes}
+        found += [f"{name} gives up {route.workload} soon" for route in wanted.routes if route.is_unknown]
         for intent in region.workloads.intents:
+            if wanted.routes_on_demand and intent.key not in listed:
+                continue
             route = machine.front.routes.get(intent.key)
             routed = {each.assignment for each in route.endpoints} if route else set()
             if routed != self._ready_replicas(intent.key):

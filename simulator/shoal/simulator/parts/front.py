@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from shoal.agent.core.awaited_routes import WAIT_S, AwaitedRoutes, no_answer
 from shoal.agent.core.crashes import CRASH_REFUSAL, Crash
 from shoal.agent.core.cross_region_traffic import CrossRegionTraffic
 from shoal.agent.core.request_attempts import RequestAttempts
@@ -19,6 +20,7 @@ from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.routing import AdmissionRefusal, RetryDecision
 from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.ports import LocalWorker, VerificationSource
+from shoal.host.event_wait import wait_or_timeout
 from shoal.simulator.parts.network import REGION
 from shoal.simulator.parts.upstream import SimAttemptFailed, SimUpstream
 from shoal.simulator.world.world import SimProcess
@@ -53,6 +55,8 @@ class FrontServing:
     verification_sources: tuple[VerificationSource, ...] = ()
     # Replicas here that requests wait for, as they have no worker.
     unloaded: tuple[UnloadedReplica, ...] = ()
+    # True: the region may have workloads that `routes` does not list.
+    routes_on_demand: bool = False
 
 
 @dataclass(eq=False)
@@ -97,8 +101,13 @@ class SimFront:
         self.router = RequestRouter(machine.limits, TIMEOUT_S)
         self.traffic = CrossRegionTraffic()
         self._change = asyncio.Event()
+        """Set, and replaced, at each configuration."""
         self.serving: FrontServing | None = None
         """The last configuration; None before the first."""
+        self.awaited = AwaitedRoutes()
+        self.asking = asyncio.Event()
+        """Set when a request waits for routes that the supervisor has not heard of."""
+        self._used = set[WorkloadKey]()
         self._machine = machine
         self._upstream = SimUpstream(machine, self.router)
         self._seeds = itertools.count(1)
@@ -129,6 +138,8 @@ class SimFront:
             )
         self.serving = serving
         self.router.configure(serving.routes, serving.workers, serving.unloaded)
+        self.awaited.configure(serving.routes, is_on_demand=serving.routes_on_demand)
+        self._used &= self.router.tables.entering.keys()
         past, self._change = self._change, asyncio.Event()
         past.set()
         counted = {agreement for peer in serving.peers for agreement in peer.agreements}
@@ -196,8 +207,35 @@ class SimFront:
             outcome = "ok" if code is None else str(code)
             self._record("left", request, outcome=outcome, alive=self.process.alive)
 
-    async def _admit_and_answer(self, request: SimRequest) -> Answer:
+    def route_questions(self) -> tuple[WorkloadKey, ...]:
+        """Workloads that requests wait for, and those that clients asked for since it started: as the counters of a
+        front say of every request, of which this one keeps none."""
+        return tuple(sorted({*self.awaited.open_questions(self._now()), *self._used}))
+
+    async def _find_route(self, request: SimRequest) -> Route | Code | None:
+        """The route, waited for if the region may have one; else why there is none."""
         route = self.router.tables.find(request.key, request.entry)
+        if route is not None or request.entry is not RequestEntry.CLIENT or not self.awaited.may_exist(request.key):
+            return route
+        is_new = self.awaited.is_answered(request.key)
+        refusal = self.awaited.ask(request.key, self._now())
+        if refusal is not None:
+            return refusal.code
+        if is_new:
+            self.asking.set()
+        until = min(request.expires_at, self._now() + WAIT_S)
+        while not self.awaited.is_answered(request.key):
+            left = until - self._now()
+            if left <= 0 or not await wait_or_timeout(self._change, left, self._machine.clock):
+                return no_answer(request.key).code
+        return self.router.tables.find(request.key, request.entry)
+
+    async def _admit_and_answer(self, request: SimRequest) -> Answer:
+        route = await self._find_route(request)
+        if isinstance(route, Code):
+            return route, ""
+        if route is not None and request.entry is RequestEntry.CLIENT:
+            self._used.add(request.key)
         if route is None:
             return Code.MODEL_NOT_FOUND if request.entry is RequestEntry.CLIENT else Code.MODEL_NOT_READY, ""
         refused = self.router.admit(request, route)

@@ -11,6 +11,7 @@ from shoal.agent.ports import (
     StatefulReplica,
     VerificationSource,
 )
+from shoal.host.event_wait import wait_or_timeout
 from shoal.simulator.parts.front import FrontServing, SimFront
 from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.workers import answer_signature
@@ -44,6 +45,7 @@ class SimFrontControl:
         forwarding: Forwarding | None = None,
         tenants: tuple[TenantLimit, ...] = (),
         unloaded: tuple[UnloadedReplica, ...] = (),
+        routes_on_demand: bool = False,
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)
@@ -51,7 +53,13 @@ class SimFrontControl:
         machine = self._machine
         if not machine.front.process.alive:
             machine.front = SimFront(machine)
-        machine.front.configure(FrontServing(routes, workers, peers, verification_sources, unloaded))
+        machine.front.configure(
+            FrontServing(
+                *(routes, workers, peers, verification_sources),
+                unloaded=unloaded,
+                routes_on_demand=routes_on_demand,
+            )
+        )
         self._process.gate("configured front")
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
@@ -136,16 +144,19 @@ class SimFrontControl:
         machine = self._machine
         front = machine.front
         return FrontStats(
-            front.alive,
-            (),
-            front.router.outstanding(),
-            front.traffic.agreement_counts(),
+            *(front.alive, (), front.router.outstanding(), front.traffic.agreement_counts()),
             unloaded=tuple(sorted(front.router.unloaded_names)),
+            asked=front.route_questions() if front.alive else (),
         )
 
     async def wakes(self) -> AsyncIterator[str]:
         while True:
             yield await self._machine.wakes.get()
+
+    async def next_ask(self, within_s: Seconds) -> None:
+        front = self._machine.front
+        await wait_or_timeout(front.asking, within_s, self._machine.clock)
+        front.asking.clear()
 
     async def close(self, *, keep: bool) -> None:
         self._process.gate("close front")

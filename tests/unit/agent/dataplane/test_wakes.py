@@ -102,6 +102,18 @@ async def test_all_that_come_wait_for_one_wake_and_are_answered(front: Front) ->
     assert front.plane.stats().unloaded == ()
 
 
+async def test_who_waited_for_its_route_waits_for_the_replica_there_too(front: Front) -> None:
+    front.plane.configure((), (TOKEN,), (), unloaded=(ASLEEP,), routes_on_demand=True)
+    task = asyncio.create_task(front.ask())
+    await until(lambda: front.plane.stats().asked == (KEY,), 5.0, "it waits for its route")
+    assert front.woken == []
+    front.unload()
+    await until(lambda: front.woken == ["a-1"], 5.0, "it waits for the replica")
+    assert front.plane.in_flight == 1
+    front.load()
+    assert await task == ANSWER
+
+
 async def test_a_load_that_fails_is_what_they_hear(front: Front) -> None:
     tasks = await waiting(front, 3)
     front.unload(replace(ASLEEP, failure=FAILURE))

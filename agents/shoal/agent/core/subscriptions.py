@@ -1,0 +1,93 @@
+"""Which routes a node subscribes to: of what clients asked for at its front, until nobody asks any more.
+
+While the node is cut off it gives nothing up, so that an island goes on answering what it was asked before. What it
+held is resumed from the routes of the set on disk.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.agent.core.partition import Linked, LinkState
+from shoal.types.agreement import GUEST_TENANT
+from shoal.types.assignment import MAX_SUBSCRIPTIONS, DesiredSet, Ingress, Subscriptions
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+UNUSED_S: Final = Seconds(3600.0)
+"""A subscription ends this long after the last request. A choice: a client that asks less often waits for a route, some
+tenths of a second, and so does whoever asks first on an island."""
+UNKNOWN_S: Final = Seconds(10.0)
+"""For this long, who asks for a workload that does not exist is answered without asking the region again. A choice: so
+long may an answer be late for a workload that was applied meanwhile, if the region does not say so by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One workload that clients asked for here."""
+
+    # When one asked last.
+    used_at: Elapsed
+    # Since when the node knows that no such workload may enter here; None: it may, or the region has not said.
+    unknown_since: Elapsed | None = None
+
+
+Subscribed = Mapping[WorkloadKey, Subscription]
+
+
+def resume(desired: DesiredSet | None, now: Elapsed) -> Subscribed:
+    """What an earlier run of the agent subscribed to, from the set on disk."""
+    if desired is None:
+        return {}
+    served = {each.workload for each in desired.assignments}
+    return {route.workload: Subscription(now) for route in desired.routes if route.workload not in served}
+
+
+def to_report(held: Subscribed) -> Subscriptions:
+    return Subscriptions(tuple(sorted(held)))
+
+
+def used_between(before: Iterable[Ingress], after: Iterable[Ingress]) -> frozenset[WorkloadKey]:
+    """Workloads that clients asked for between two readings of a front's counters."""
+    known = {(each.workload, each.origin): each.requests for each in before}
+    return frozenset(each.workload for each in after if known.get((each.workload, each.origin), 0) != each.requests)
+
+
+def follow(
+    held: Subscribed, asked: Collection[WorkloadKey], desired: DesiredSet | None, link_state: LinkState, now: Elapsed
+) -> Subscribed:
+    """The subscriptions now; the same value where nothing changed. asked: by clients since the last call.
+
+    A node whose set lists all routes has what it needs, and changes nothing.
+    """
+    if desired is None or not desired.routes_on_demand:
+        return held
+    found = dict(held)
+    for key in asked:
+        if _may_enter(desired, key):
+            found[key] = replace(found.get(key, Subscription(now)), used_at=now)
+    unknown = {route.workload for route in desired.routes if route.is_unknown}
+    for key in unknown & found.keys():
+        if found[key].unknown_since is None:
+            found[key] = replace(found[key], unknown_since=now)
+    for key in [key for key, each in found.items() if each.unknown_since is not None and key not in unknown]:
+        found[key] = replace(found[key], unknown_since=None)
+    if isinstance(link_state, Linked):
+        found = {key: each for key, each in found.items() if not _is_over(each, now)}
+    if len(found) > MAX_SUBSCRIPTIONS:
+        newest = sorted(found, key=lambda key: (-found[key].used_at, key))[:MAX_SUBSCRIPTIONS]
+        found = {key: found[key] for key in newest}
+    return held if found == held else found
+
+
+def _may_enter(desired: DesiredSet, key: WorkloadKey) -> bool:
+    if key.tenant == GUEST_TENANT:
+        return False
+    told = desired.forwarding
+    return told is None or told.may_enter(key.tenant)
+
+
+def _is_over(each: Subscription, now: Elapsed) -> bool:
+    if each.unknown_since is not None:
+        return now - each.unknown_since >= UNKNOWN_S
+    return now - each.used_at >= UNUSED_S

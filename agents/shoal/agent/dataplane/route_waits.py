@@ -1,0 +1,54 @@
+"""Requests that wait until the region has said where their workload is."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from shoal.agent.core.awaited_routes import WAIT_S, AwaitedRoutes, no_answer
+from shoal.agent.ports import AgentClock
+from shoal.host.event_wait import wait_or_timeout
+from shoal.types.codes import ShoalError
+from shoal.types.route import Route
+from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
+
+
+class RouteWaits:
+    """Of one front. `on_ask` is called when it has something new to ask the region; it must not block."""
+
+    def __init__(self, clock: AgentClock, on_ask: Callable[[], None]) -> None:
+        self._clock = clock
+        self._on_ask = on_ask
+        self._awaited = AwaitedRoutes()
+        self._change = asyncio.Event()
+
+    @property
+    def open_questions(self) -> tuple[WorkloadKey, ...]:
+        """Workloads that requests wait for."""
+        return self._awaited.open_questions(self._clock.now())
+
+    def configure(self, routes: Iterable[Route], *, is_on_demand: bool) -> None:
+        """As `AwaitedRoutes.configure`; whoever waits looks again."""
+        self._awaited.configure(routes, is_on_demand=is_on_demand)
+        past, self._change = self._change, asyncio.Event()
+        past.set()
+
+    def may_exist(self, key: WorkloadKey) -> bool:
+        """As `AwaitedRoutes.may_exist`."""
+        return self._awaited.may_exist(key)
+
+    async def wait(self, key: WorkloadKey, within_s: Seconds) -> None:
+        """Return when the region has answered, whatever it said. `within_s`: until the caller's deadline.
+
+        Raises ShoalError(OVERLOADED | MODEL_NOT_READY).
+        """
+        now, is_new = self._clock.now(), self._awaited.is_answered(key)
+        refusal = self._awaited.ask(key, now)
+        if refusal is not None:
+            raise ShoalError(refusal)
+        if is_new:
+            self._on_ask()
+        until = now + min(within_s, WAIT_S)
+        while not self._awaited.is_answered(key):
+            left = until - self._clock.now()
+            if left <= 0 or not await wait_or_timeout(self._change, left):
+                raise ShoalError(no_answer(key))
