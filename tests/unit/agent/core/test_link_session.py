@@ -21,7 +21,7 @@ from shoal.agent.core.link_session import (
     next_status,
     reconnect_after,
 )
-from shoal.types.assignment import DesiredSet, Observed, Status, Version
+from shoal.types.assignment import DesiredSet, Observed, Status, Subscriptions, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Role
 from shoal.types.link import OLDEST_PROTOCOL, PROTOCOL, Hello, Welcome, negotiate_protocol
@@ -195,6 +195,15 @@ def test_full_at_first_then_what_changed_and_full_again() -> None:
         ["a-2"],
     ]
     assert [status.gone for status in sent] == [(), (), (), ("a-1",), ()]
+
+
+def test_subscriptions_are_said_in_full_reports_and_when_they_change() -> None:
+    none, some = Subscriptions(()), Subscriptions((WorkloadKey("shop", "ocr"),))
+    reporter, said = ReportCursor(), list[Subscriptions | None]()
+    for now in (none, none, some, some, some, none):
+        reporter, status = next_status(reporter, replace(moment(), subscriptions=now), full_every=5)
+        said.append(status.subscriptions)
+    assert said == [none, None, some, None, None, none]
 
 
 names = st.sampled_from(["a-1", "a-2", "a-3"])
