@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from harness.crypto.pki import Authority
-from shoal.agent.core import refusal_pace, shared_memory
+from shoal.agent.core import awaited_routes, refusal_pace, shared_memory
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
     data_port,
@@ -46,6 +46,7 @@ from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
 from shoal.http2 import connection, frames, header_blocks, stream_resets
 from shoal.policies.documents import MAX_TOTAL_NODES
+from shoal.types.assignment import MAX_SUBSCRIPTIONS
 from shoal.types.migration import PACK_BYTES
 from shoal.types.offer import Directory, Member
 from shoal.wire import limits, request_limits
@@ -78,6 +79,10 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{refusal_pace.AT_ONCE} at once, then one each {refusal_pace.SPACING_S * 1000:.0f} ms; "
             f"{refusal_pace.MAX_WAITING_OF_CALLER} of a caller and {refusal_pace.MAX_WAITING:,} wait"
         ),
+        "names of workloads that a front has no routes of: of one tenant, of all, and how long a request waits": (
+            f"{awaited_routes.NAMES_PER_TENANT}, {awaited_routes.NAMES:,}; {awaited_routes.WAIT_S:g} s"
+        ),
+        "workloads that a node subscribes to": f"{MAX_SUBSCRIPTIONS:,}",
         "inference request or answer, expanded": f"{limits.INFER_BYTES // MIB} MiB",
         "message on a link or of an operator": f"{limits.LINK_BYTES // MIB} MiB",
         "model, samples, as one file": f"2 GiB less {2**31 - limits.MODEL_BYTES} byte, {PACK_BYTES // MIB} MiB",
