@@ -67,7 +67,7 @@ class Answering:
     async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
         return oip.ModelConfigResponse(config=oip.ModelConfig(name=name))
 
-    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+    async def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         return oip.ModelStatisticsResponse()
 
     def shared_memory_status(self, call: InboundCall, name: str) -> oip.SystemSharedMemoryStatusResponse:

@@ -434,8 +434,8 @@ class FrontStats:
     tenants: tuple[TenantUse, ...] = ()
     # Assignments to whose workers it sends nothing new, as it was told that they are unloaded.
     unloaded: tuple[str, ...] = ()
-    # Workloads that requests of clients wait for, because the front has no routes of them. None: it is of a version
-    # that refuses such requests.
+    # Workloads that clients ask for and the front has no routes of. None: it is of a version that does not wait for
+    # them.
     asked: tuple[WorkloadKey, ...] | None = None
 
 
@@ -455,6 +455,11 @@ class FrontControl(Protocol):
     @property
     def is_adopted(self) -> bool:
         """True if an earlier supervisor started this front, and it still serves that configuration."""
+        ...
+
+    @property
+    def waits_for_routes(self) -> bool:
+        """False if it is an adopted one of a version that refuses requests for workloads that it has no routes of."""
         ...
 
     async def configure(

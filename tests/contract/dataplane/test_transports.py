@@ -133,7 +133,7 @@ class Echo:
         config.output.add(name="y", data_type=oip.TYPE_STRING, dims=[-1])
         return oip.ModelConfigResponse(config=config)
 
-    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+    async def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         self._see(call)
         found = oip.ModelStatisticsResponse()
         for each in [name] if name else ["up", "down"]:

@@ -402,6 +402,7 @@ async def test_an_adopted_front_that_ends_before_anything_was_configured_is_foll
         node.front = FrontProcess(node.config, FRONT, SystemClock())
         await node.front.start()
         assert node.front.is_adopted
+        assert node.front.waits_for_routes
         os.kill(pid, signal.SIGKILL)
 
         async def listens() -> bool:

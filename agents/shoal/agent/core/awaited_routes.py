@@ -6,7 +6,7 @@ know. So a caller who makes names up uses its own share, and is refused beyond i
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.types.codes import Code, Refusal
 from shoal.types.identity import NAME_PATTERN
@@ -15,8 +15,9 @@ from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 WAIT_S: Final = Seconds(5.0)
-"""Longest wait for a route. A choice: a region that answers takes one status, one step and one desired set, each well
-below a heartbeat; a caller whose region does not answer had better try another front."""
+"""Longest time that the region may take to answer; later requests do not wait. A choice: a region that answers takes
+one status, one step and one desired set, each well below a heartbeat; a caller whose region does not answer had better
+try another front."""
 ASKED_S: Final = Seconds(2 * WAIT_S)
 """A name is asked for until then, so that nobody who waits takes it for answered."""
 NAMES_PER_TENANT: Final = 64
@@ -26,22 +27,33 @@ NAMES: Final = 1024
 """Of all tenants together."""
 
 
+class _Question(NamedTuple):
+    # When a request asked first.
+    asked_at: Elapsed
+    # Until when it is asked, if no further request comes.
+    ends_at: Elapsed
+
+
 class AwaitedRoutes:
     """Of one front. It belongs to one thread."""
 
     def __init__(self) -> None:
         self._is_on_demand = False
-        self._asked: dict[WorkloadKey, Elapsed] = {}
-        """Until when each is asked for."""
+        self._asked: dict[WorkloadKey, _Question] = {}
         self._unknown: frozenset[WorkloadKey] = frozenset()
+        self._repeated: dict[WorkloadKey, Elapsed] = {}
+        """Until when unknown ones are asked for that clients asked for again."""
         self._names: Counter[str] = Counter()
         """By tenant: names asked for and unknown ones."""
 
     def configure(self, routes: Iterable[Route], *, is_on_demand: bool) -> None:
-        """All routes that the front has from now on. is_on_demand: others may exist."""
+        """All routes that the front has from now on. is_on_demand: others may exist; otherwise all is answered."""
         routes = tuple(routes)
         self._is_on_demand = is_on_demand
         self._unknown = frozenset(route.workload for route in routes if route.is_unknown)
+        if not is_on_demand:
+            self._asked.clear()
+        self._repeated = {key: until for key, until in self._repeated.items() if key in self._unknown}
         for route in routes:
             self._asked.pop(route.workload, None)
         self._recount()
@@ -56,7 +68,8 @@ class AwaitedRoutes:
 
     def ask(self, key: WorkloadKey, now: Elapsed) -> Refusal | None:
         """Ask the region for the routes of a workload that may exist; None, or why the caller may not."""
-        if key not in self._asked:
+        known = self._asked.get(key)
+        if known is None or now >= known.ends_at:
             self._drop_late(now)
             if self._names[key.tenant] >= NAMES_PER_TENANT or len(self._asked) + len(self._unknown) >= NAMES:
                 return Refusal(
@@ -66,16 +79,27 @@ class AwaitedRoutes:
                     "ask for workloads that exist, and retry later",
                 )
             self._names[key.tenant] += 1
-        self._asked[key] = Elapsed(now + ASKED_S)
+            known = _Question(now, now)
+        self._asked[key] = known._replace(ends_at=Elapsed(now + ASKED_S))
         return None
 
+    def repeat(self, key: WorkloadKey, now: Elapsed) -> None:
+        """A client asked for a workload that may not exist. One that the region does not know is asked for on: so it
+        hears if that comes, and a client that looks for it again and again changes nothing."""
+        if key in self._unknown:
+            self._repeated[key] = Elapsed(now + ASKED_S)
+
+    def due_at(self, key: WorkloadKey) -> Elapsed:
+        """When those stop waiting who ask for a name. Whoever comes later finds that the region does not answer."""
+        return Elapsed(self._asked[key].asked_at + WAIT_S)
+
     def open_questions(self, now: Elapsed) -> tuple[WorkloadKey, ...]:
-        """Workloads that somebody waits for, in order."""
+        """Workloads that somebody asked for, in order."""
         self._drop_late(now)
-        return tuple(sorted(self._asked))
+        return tuple(sorted((*self._asked, *(key for key, until in self._repeated.items() if now < until))))
 
     def _drop_late(self, now: Elapsed) -> None:
-        late = [key for key, until in self._asked.items() if now >= until]
+        late = [key for key, question in self._asked.items() if now >= question.ends_at]
         for key in late:
             del self._asked[key]
         if late:

@@ -1,7 +1,7 @@
 """Which routes a node subscribes to: of what clients asked for at its front, until nobody asks any more.
 
-While the node is cut off it gives nothing up, so that an island goes on answering what it was asked before. What it
-held is resumed from the routes of the set on disk.
+While the node is cut off it gives nothing up, so that an island goes on answering what it was asked before; and it adds
+nothing that the region has not answered. What it held is resumed from the routes of the set on disk.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,8 +18,8 @@ UNUSED_S: Final = Seconds(3600.0)
 """A subscription ends this long after the last request. A choice: a client that asks less often waits for a route, some
 tenths of a second, and so does whoever asks first on an island."""
 UNKNOWN_S: Final = Seconds(10.0)
-"""For this long, who asks for a workload that does not exist is answered without asking the region again. A choice: so
-long may an answer be late for a workload that was applied meanwhile, if the region does not say so by itself."""
+"""A subscription to a workload that does not exist ends this long after the last request. A choice: whoever makes names
+up gets their places back by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,13 @@ Subscribed = Mapping[WorkloadKey, Subscription]
 
 
 def resume(desired: DesiredSet | None, now: Elapsed) -> Subscribed:
-    """What an earlier run of the agent subscribed to, from the set on disk."""
+    """What an earlier run of the agent subscribed to, from the set on disk. Where that lists all routes, it is as many
+    of them as may be held."""
     if desired is None:
         return {}
     served = {each.workload for each in desired.assignments}
-    return {route.workload: Subscription(now) for route in desired.routes if route.workload not in served}
+    found = [route.workload for route in desired.routes if route.workload not in served]
+    return dict.fromkeys(found[:MAX_SUBSCRIPTIONS], Subscription(now))
 
 
 def to_report(held: Subscribed) -> Subscriptions:
@@ -63,19 +65,22 @@ def follow(
     if desired is None or not desired.routes_on_demand:
         return held
     found = dict(held)
-    for key in asked:
-        if _may_enter(desired, key):
-            found[key] = replace(found.get(key, Subscription(now)), used_at=now)
+    is_linked = isinstance(link_state, Linked)
     unknown = {route.workload for route in desired.routes if route.is_unknown}
+    known = {route.workload for route in desired.routes} - unknown
+    for key in asked:
+        if _may_enter(desired, key) and (is_linked or key in known):
+            found[key] = replace(found.get(key, Subscription(now)), used_at=now)
     for key in unknown & found.keys():
         if found[key].unknown_since is None:
             found[key] = replace(found[key], unknown_since=now)
     for key in [key for key, each in found.items() if each.unknown_since is not None and key not in unknown]:
         found[key] = replace(found[key], unknown_since=None)
-    if isinstance(link_state, Linked):
+    if is_linked:
         found = {key: each for key, each in found.items() if not _is_over(each, now)}
     if len(found) > MAX_SUBSCRIPTIONS:
-        newest = sorted(found, key=lambda key: (-found[key].used_at, key))[:MAX_SUBSCRIPTIONS]
+        # Whatever is asked for that does not exist, it pushes out nothing that does.
+        newest = sorted(found, key=lambda key: (key not in known, -found[key].used_at, key))[:MAX_SUBSCRIPTIONS]
         found = {key: found[key] for key in newest}
     return held if found == held else found
 
@@ -89,5 +94,5 @@ def _may_enter(desired: DesiredSet, key: WorkloadKey) -> bool:
 
 def _is_over(each: Subscription, now: Elapsed) -> bool:
     if each.unknown_since is not None:
-        return now - each.unknown_since >= UNKNOWN_S
+        return now - max(each.unknown_since, each.used_at) >= UNKNOWN_S
     return now - each.used_at >= UNUSED_S

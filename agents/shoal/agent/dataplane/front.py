@@ -275,10 +275,11 @@ class DataPlane:
     async def model_config(self, call: InboundCall, name: str, version: str) -> oip.ModelConfigResponse:
         return model_messages.config_of(name, await self.model_metadata(call, name, version))
 
-    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+    async def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         """Statistics of the requests that entered the region here, as in all counters by workload."""
         caller = self._callers.authenticate_reader(call)
         if name:
+            await self._wait_for_routes(call, caller, name)
             keys = [self._route(caller, name, version).workload]
         else:
             routed = self._router.tables.entering
@@ -387,7 +388,7 @@ class DataPlane:
             caller.hop
             or caller.agreement
             or self._router.tables.find(key, RequestEntry.CLIENT) is not None
-            or not (self._callers.may_enter(caller.tenant) and self._route_waits.may_exist(key))
+            or not self._callers.may_enter(caller.tenant)
         ):
             return call
         began, left_s = self._clock.now(), call.remaining_s

@@ -477,7 +477,7 @@ class GrpcMethods:
         return await self._service.model_config(call, request.name, request.version)
 
     async def _statistics(self, call: InboundCall, request: oip.ModelStatisticsRequest) -> oip.ModelStatisticsResponse:
-        return self._service.statistics(call, request.name, request.version)
+        return await self._service.statistics(call, request.name, request.version)
 
     async def _index(self, call: InboundCall, request: oip.RepositoryIndexRequest) -> oip.RepositoryIndexResponse:
         return self._service.index(call, ready_only=request.ready)

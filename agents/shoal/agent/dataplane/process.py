@@ -127,7 +127,9 @@ class FrontProcess:
         self._closed = False
         self._keep_task: asyncio.Task[None] | None = None
         self.is_adopted = False
-        """As in `ports.Front`."""
+        """As in `ports.FrontControl`."""
+        self.waits_for_routes = True
+        """As in `ports.FrontControl`."""
         self.restarts = 0
 
     @property
@@ -293,7 +295,7 @@ class FrontProcess:
                 await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
             if self.is_adopted and self._desired_config is None:
                 self._desired_config = ServingConfig()  # the configuration of the adopted front is unknown
-            self.is_adopted, process = False, None
+            self.is_adopted, self.waits_for_routes, process = False, True, None
 
     async def _run_once(self, process: _Process) -> None:
         """Return when the process or its connection ends. Raises ShoalError when it does not start."""
@@ -397,10 +399,14 @@ class FrontProcess:
         if _is_same(self._requested_config, config):
             try:
                 client = await self._connect(process, ADOPT_TIMEOUT_S)
+                try:
+                    said = await client.call("stats", timeout=ADOPT_TIMEOUT_S)
+                finally:
+                    await client.close()
+                self.waits_for_routes = control.unpack_stats(said.payload).asked is not None
             except ShoalError as error:
                 _log.warning("front_adoption_failed", pid=process.pid, code=error.code, error=str(error))
             else:
-                await client.close()
                 _log.info("front_adopted", pid=process.pid)
                 return process
         process.signal(signal.SIGTERM)

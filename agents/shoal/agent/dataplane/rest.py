@@ -205,7 +205,7 @@ class RestMethods:
                 said = self._service.server_metadata(request.call)
                 return _response({"name": said.name, "version": said.version, "extensions": list(said.extensions)})
             case "GET", ("v2", "models", "stats"):
-                return _response(statistics_document(self._service.statistics(request.call, "", "")))
+                return _response(statistics_document(await self._service.statistics(request.call, "", "")))
             case "GET", ("v2", "models", name) | ("v2", "models", name, "versions", _):
                 return _response(
                     model_document(await self._service.model_metadata(request.call, name, _version(request)))
@@ -217,7 +217,9 @@ class RestMethods:
                     config_document(await self._service.model_config(request.call, name, _version(request)))
                 )
             case "GET", ("v2", "models", name, "stats") | ("v2", "models", name, "versions", _, "stats"):
-                return _response(statistics_document(self._service.statistics(request.call, name, _version(request))))
+                return _response(
+                    statistics_document(await self._service.statistics(request.call, name, _version(request)))
+                )
             case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
                 return await self._infer(request, name, held)
             case "POST", ("v2", "models", name, "generate") | ("v2", "models", name, "versions", _, "generate"):

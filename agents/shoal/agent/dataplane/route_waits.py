@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from shoal.agent.core.awaited_routes import WAIT_S, AwaitedRoutes, no_answer
+from shoal.agent.core.awaited_routes import AwaitedRoutes, no_answer
 from shoal.agent.ports import AgentClock
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import ShoalError
@@ -23,7 +23,7 @@ class RouteWaits:
 
     @property
     def open_questions(self) -> tuple[WorkloadKey, ...]:
-        """Workloads that requests wait for."""
+        """Workloads that requests wait for, or that clients asked for in vain."""
         return self._awaited.open_questions(self._clock.now())
 
     def configure(self, routes: Iterable[Route], *, is_on_demand: bool) -> None:
@@ -32,22 +32,23 @@ class RouteWaits:
         past, self._change = self._change, asyncio.Event()
         past.set()
 
-    def may_exist(self, key: WorkloadKey) -> bool:
-        """As `AwaitedRoutes.may_exist`."""
-        return self._awaited.may_exist(key)
-
     async def wait(self, key: WorkloadKey, within_s: Seconds) -> None:
-        """Return when the region has answered, whatever it said. `within_s`: until the caller's deadline.
+        """Return when the region has answered, whatever it said: at once for what cannot exist. `within_s`: until the
+        caller's deadline. While the region does not answer, only those wait who came first, so that waiting calls keep
+        out no others.
 
         Raises ShoalError(OVERLOADED | MODEL_NOT_READY).
         """
         now, is_new = self._clock.now(), self._awaited.is_answered(key)
+        if not self._awaited.may_exist(key):
+            self._awaited.repeat(key, now)
+            return
         refusal = self._awaited.ask(key, now)
         if refusal is not None:
             raise ShoalError(refusal)
         if is_new:
             self._on_ask()
-        until = now + min(within_s, WAIT_S)
+        until = min(now + within_s, self._awaited.due_at(key))
         while not self._awaited.is_answered(key):
             left = until - self._clock.now()
             if left <= 0 or not await wait_or_timeout(self._change, left):

@@ -175,7 +175,7 @@ class InferenceService(Protocol):
         """The model's description in Triton's form, from its metadata."""
         ...
 
-    def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
+    async def statistics(self, call: InboundCall, name: str, version: str) -> oip.ModelStatisticsResponse:
         """Counts of what this front answered the caller's tenant; for all its models where `name` is empty."""
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shoal.agent.core.awaited_routes import WAIT_S, AwaitedRoutes, no_answer
+from shoal.agent.core.awaited_routes import AwaitedRoutes, no_answer
 from shoal.agent.core.crashes import CRASH_REFUSAL, Crash
 from shoal.agent.core.cross_region_traffic import CrossRegionTraffic
 from shoal.agent.core.request_attempts import RequestAttempts
@@ -215,15 +215,18 @@ class SimFront:
     async def _find_route(self, request: SimRequest) -> Route | Code | None:
         """The route, waited for if the region may have one; else why there is none."""
         route = self.router.tables.find(request.key, request.entry)
-        if route is not None or request.entry is not RequestEntry.CLIENT or not self.awaited.may_exist(request.key):
+        if route is not None or request.entry is not RequestEntry.CLIENT:
             return route
+        if not self.awaited.may_exist(request.key):
+            self.awaited.repeat(request.key, self._now())
+            return None
         is_new = self.awaited.is_answered(request.key)
         refusal = self.awaited.ask(request.key, self._now())
         if refusal is not None:
             return refusal.code
         if is_new:
             self.asking.set()
-        until = min(request.expires_at, self._now() + WAIT_S)
+        until = min(request.expires_at, self.awaited.due_at(request.key))
         while not self.awaited.is_answered(request.key):
             left = until - self._now()
             if left <= 0 or not await wait_or_timeout(self._change, left, self._machine.clock):

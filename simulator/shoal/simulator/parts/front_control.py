@@ -32,6 +32,7 @@ class SimFrontControl:
         self._process = process
         self._machine = machine
         self.is_adopted = machine.front.alive
+        self.waits_for_routes = True
 
     async def configure(
         self,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.builders import agent_values
 from shoal.agent.core import subscriptions
-from shoal.agent.core.awaited_routes import ASKED_S, NAMES_PER_TENANT, AwaitedRoutes
+from shoal.agent.core.awaited_routes import ASKED_S, NAMES_PER_TENANT, WAIT_S, AwaitedRoutes
 from shoal.agent.core.partition import CutOff, Linked
 from shoal.agent.core.subscriptions import UNKNOWN_S, UNUSED_S, follow, resume, to_report, used_between
 from shoal.types.assignment import MAX_SUBSCRIPTIONS, DesiredSet, Forwarding, Ingress, Version
@@ -61,11 +61,31 @@ def test_an_island_gives_nothing_up_and_a_restart_resumes_it() -> None:
     assert resume(None, late) == {}
 
 
+def test_what_is_made_up_on_an_island_pushes_nothing_out_and_is_not_reported() -> None:
+    held = follow({}, {OCR}, desired_set(), Linked(), START)
+    asked = {OCR, ASR, *(WorkloadKey("shop", f"w{at}") for at in range(MAX_SUBSCRIPTIONS))}
+    told = desired_set(good_route(OCR), good_route(ASR), served=(ASR,))
+    found = follow(held, asked, told, CutOff(START), after(1))
+    assert set(found) == {OCR, ASR}
+    assert found[OCR].used_at == after(1)
+    linked = follow(held, asked - {OCR}, told, Linked(), after(2))
+    assert len(linked) == MAX_SUBSCRIPTIONS
+    assert {OCR, ASR} < set(linked), "what exists is kept, however long ago it was used"
+
+
+def test_the_set_of_a_coordinator_that_lists_all_routes_is_resumed_as_far_as_may_be() -> None:
+    whole = desired_set(*(good_route(WorkloadKey("shop", f"w{at}")) for at in range(MAX_SUBSCRIPTIONS + 1)))
+    assert len(to_report(resume(whole, START)).workloads) == MAX_SUBSCRIPTIONS
+
+
 def test_what_does_not_exist_is_given_up_soon_unless_it_comes() -> None:
     held = follow({}, {NONE}, desired_set(), Linked(), START)
     held = follow(held, set(), desired_set(unknown_route(NONE)), Linked(), after(1))
     assert set(held) == {NONE}
     assert follow(held, set(), desired_set(unknown_route(NONE)), Linked(), after(1 + UNKNOWN_S)) == {}
+    again = follow(held, {NONE}, desired_set(unknown_route(NONE)), Linked(), after(9))
+    assert set(follow(again, set(), desired_set(unknown_route(NONE)), Linked(), after(8 + UNKNOWN_S))) == {NONE}
+    assert follow(again, set(), desired_set(unknown_route(NONE)), Linked(), after(9 + UNKNOWN_S)) == {}
     came = follow(held, set(), desired_set(good_route(NONE)), Linked(), after(2))
     assert set(follow(came, set(), desired_set(good_route(NONE)), Linked(), after(1 + UNKNOWN_S))) == {NONE}
 
@@ -100,9 +120,31 @@ def test_a_front_asks_for_what_may_exist_and_waits_until_it_is_answered() -> Non
     awaited.configure((good_route(ASR), good_route(OCR), unknown_route(NONE)), is_on_demand=True)
     assert awaited.open_questions(START) == ()
     assert awaited.is_answered(OCR)
-    assert not awaited.may_exist(NONE)  # answered at once, without asking again
+    assert not awaited.may_exist(NONE)  # answered at once
+    awaited.repeat(NONE, after(1))
+    awaited.repeat(ASR, after(1))
+    assert awaited.open_questions(after(2)) == (NONE,)  # the region goes on to be asked, and nobody waits
+    assert awaited.is_answered(NONE)
+    assert awaited.open_questions(after(1 + ASKED_S)) == ()
+    awaited.repeat(NONE, after(1))
     awaited.configure((good_route(OCR),), is_on_demand=True)
     assert awaited.may_exist(NONE)
+    assert awaited.open_questions(after(2)) == ()
+    assert awaited.ask(NONE, START) is None
+    awaited.configure((good_route(OCR),), is_on_demand=False)
+    assert awaited.is_answered(NONE)  # these are all
+
+
+def test_who_comes_while_the_region_does_not_answer_waits_no_longer_than_the_first() -> None:
+    awaited = AwaitedRoutes()
+    awaited.configure((), is_on_demand=True)
+    for seconds in range(int(4 * ASKED_S)):
+        assert awaited.ask(OCR, after(seconds)) is None
+        assert awaited.due_at(OCR) == after(WAIT_S)
+        assert awaited.open_questions(after(seconds)) == (OCR,)
+    late = after(5 * ASKED_S)
+    assert awaited.ask(OCR, late) is None
+    assert awaited.due_at(OCR) == Elapsed(late + WAIT_S), "nobody asked for a while"
 
 
 def test_who_makes_names_up_uses_its_own_share() -> None:

@@ -33,3 +33,16 @@ def test_a_front_hears_of_replicas_that_are_unloaded_and_says_that_it_has() -> N
     assert control.unpack(json.dumps(said).encode()) == control.ServingConfig(), "from an older supervisor"
     stats = FrontStats(ready=True, ingress=(), in_flight=(), unloaded=("a-1",))
     assert control.unpack_stats(control.pack_stats(stats)) == stats
+
+
+def test_a_front_says_what_its_clients_ask_for_unless_it_is_of_the_version_before() -> None:
+    stats = FrontStats(ready=True, ingress=(), in_flight=(), asked=(WorkloadKey("acme", "reader"),))
+    assert control.unpack_stats(control.pack_stats(stats)) == stats
+    said = json.loads(control.pack_stats(stats))
+    del said["asked"]
+    assert control.unpack_stats(json.dumps(said).encode()).asked is None
+    serving = control.ServingConfig(routes_on_demand=True)
+    assert control.unpack(control.pack(serving)) == serving
+    said = json.loads(control.pack(serving))
+    del said["routes_on_demand"]
+    assert not control.unpack(json.dumps(said).encode()).routes_on_demand

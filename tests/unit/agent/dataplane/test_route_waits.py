@@ -5,6 +5,7 @@ from typing import Final, cast
 
 import pytest
 
+from harness.fakes.fronts import NoPeers
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.awaited_routes import NAMES_PER_TENANT
@@ -28,7 +29,7 @@ THERE: Final = Endpoint("a-1", "n2", EndpointKind.AGENT, "n2:1", 1.0, EndpointSt
 REACHED: Final = Route(KEY, 1, (THERE,))
 
 
-class EntryFront:
+class EntryFront(NoPeers):
     """A front where clients of `acme` enter, and which answers from the node that a route leads to."""
 
     def __init__(self) -> None:
@@ -48,15 +49,6 @@ class EntryFront:
 
     def _on_ask(self) -> None:
         self.asks += 1
-
-    def configure(self, _listed: object) -> None:
-        """Of workers and of peers."""
-
-    def is_connecting(self, endpoint: Endpoint) -> bool:
-        return False
-
-    def rtt_s(self, endpoint: Endpoint) -> Seconds:
-        return Seconds(0.0)
 
     async def infer(self, endpoint: Endpoint, request: bytes, context: CallContext) -> bytes:
         self.remaining_s.append(context.remaining_s)
@@ -85,12 +77,14 @@ async def test_a_first_request_waits_for_the_route_and_keeps_its_deadline() -> N
     front = EntryFront()
     waiting = await front.begin(remaining_s=30.0)
     ready = asyncio.create_task(front.plane.model_ready(front.call(), "reader", ""))
-    _, waits = await asyncio.wait((ready,), timeout=0.0)
-    assert waits == {ready}
+    counted = asyncio.create_task(front.plane.statistics(front.call(), "reader", ""))
+    _, waits = await asyncio.wait((ready, counted), timeout=0.0)
+    assert waits == {ready, counted}
     assert front.plane.stats().asked == (KEY,)
     front.set_routes(REACHED)
     assert oip.ModelInferResponse.FromString(await waiting).id == "r-1"
     assert await ready
+    assert [each.name for each in (await counted).model_stats] == ["reader"]
     assert front.remaining_s[0] < 30.0
     assert front.plane.stats().asked == ()
     await front.ask()

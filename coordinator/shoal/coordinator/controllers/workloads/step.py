@@ -5,7 +5,7 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node reports another version.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.workloads.confirmed_limits import ConfirmedLimits
 from shoal.coordinator.controllers.workloads.desired_sets import DesiredSetEncoder
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.last_plans import LastPlans
@@ -140,6 +141,7 @@ class WorkloadsController:
         self._counts = WantedReplicas()
         self._contents: dict[str, DesiredContent] = {}
         """The content of each desired set."""
+        self._confirmed_limits = ConfirmedLimits()
         self._old_sets: set[str] = set()
         """Nodes whose desired set may belong to an ended history."""
         self._changed_nodes: set[str] = set()
@@ -163,6 +165,7 @@ class WorkloadsController:
             self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
         self._contents = {node: _content(desired) for node, desired in self.desired.items()}
         self._old_sets = set(self.desired)
+        self._confirmed_limits.forget_all()
         self._kept.forget()
         self._shared = ()
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
@@ -325,6 +328,7 @@ class WorkloadsController:
         )
         self.desired[desired.node] = replace(desired, assignments=kept)
         self._contents[desired.node] = _content(self.desired[desired.node])
+        self._confirmed_limits.forget(desired.node)
         self._old_sets.add(desired.node)
         self._kept.forget()
 
@@ -445,6 +449,7 @@ class WorkloadsController:
         )
         self._changed_nodes = set()
         self._contents.update(contents)
+        self._confirmed_limits.on_change(self.desired, changed)
         self.desired.update(changed)
         self._old_sets.difference_update(changed)
         self._fleet.unsent.update(changed)
@@ -452,6 +457,7 @@ class WorkloadsController:
         for node in gone:
             self.desired.pop(node, None)
             self._contents.pop(node, None)
+            self._confirmed_limits.forget(node)
             self._old_sets.discard(node)
             self._written_at.pop(node, None)
             self._encoder.forget(node)
@@ -564,7 +570,7 @@ class WorkloadsController:
             fetches_counted_since=self.fetches.since,
             references=catalog.references,
             demands=self._demand.demands,
-            confirmed=_ConfirmedNodes(fleet, self.desired),
+            confirmed=self._confirmed_limits.nodes(fleet, self.desired),
         )
 
     def _next_set(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> DesiredSet:
@@ -594,18 +600,6 @@ class WorkloadsController:
             and known.version.history == self._fence.history
             and known.trust == self.trust
         )
-
-
-class _ConfirmedNodes(Container[str]):
-    """Nodes that hold the desired set that was decided last."""
-
-    def __init__(self, fleet: Fleet, desired: Mapping[str, DesiredSet]) -> None:
-        self._fleet = fleet
-        self._desired = desired
-
-    def __contains__(self, node: object) -> bool:
-        state, desired = self._fleet.nodes.get(str(node)), self._desired.get(str(node))
-        return state is not None and desired is not None and state.version == desired.version
 
 
 def _device_costs(fleet: Fleet, signals: Mapping[SignalName, Signal]) -> DeviceCosts:

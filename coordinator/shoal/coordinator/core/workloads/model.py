@@ -355,7 +355,7 @@ class RegionState:
     references: References = field(default_factory=dict)
     # What limited tenants asked of each entry lately.
     demands: TenantDemands = field(default_factory=dict)
-    # Nodes that hold the desired set that was decided last.
+    # Nodes that hold the limits of tenants that were decided last.
     confirmed: Container[str] = frozenset()
     # Nodes whose state is not that of the step before; None: not known, any may differ.
     changed_nodes: frozenset[str] | None = None

@@ -2,7 +2,7 @@
 
 An entry is a front where the tenant's clients may call. Each holds a share, by the demand that it reports, and refuses
 what is beyond. The shares never add up to more than the quota: a share that falls is sent first, and its room is given
-to others once every entry has confirmed its desired set. An entry that is lost keeps its share while nobody can tell it
+to others once every entry has confirmed its limits. An entry that is lost keeps its share while nobody can tell it
 otherwise, and the others get that share too: by so much an island may exceed the quota.
 """
 
@@ -60,7 +60,7 @@ def tenant_limits(
     demands: TenantDemands,
     confirmed: Container[str],
 ) -> Mapping[str, tuple[TenantLimit, ...]]:
-    """What each node's front is told, by node. confirmed: nodes that hold the desired set that was decided last."""
+    """What each node's front is told, by node. confirmed: nodes that hold the limits that were decided last."""
     limited = [(tenant, quota) for tenant, quota in sorted(quotas.items()) if _is_limited(quota)]
     if not limited:
         return {}
