@@ -39,6 +39,8 @@ FLEET = Fleet(
         each.name: each
         for each in (
             member("gw", role=Role.GATEWAY),
+            member("shops", "shop", role=Role.GATEWAY),
+            member("clinics", "clinic,x", role=Role.GATEWAY),
             member("till", "shop"),
             member("desk", "clinic, x"),
             member("any", "*"),
@@ -61,6 +63,8 @@ def test_a58_a_node_is_told_of_what_may_enter_there_and_no_more() -> None:
     entering = {name: set(ENTRIES.entering(name)) for name in FLEET.nodes}
     assert entering == {
         "gw": {OCR, ASR, GUEST, AWAY},
+        "shops": {OCR, GUEST, AWAY},
+        "clinics": {ASR, GUEST, AWAY},
         "till": {OCR, AWAY},
         "desk": {ASR},
         "any": {OCR, ASR, AWAY},
@@ -72,10 +76,15 @@ def test_a58_a_node_is_told_of_what_may_enter_there_and_no_more() -> None:
 
 
 def test_a58_a_replica_takes_forwards_of_entries_gateways_and_its_fellows_only() -> None:
-    assert fronts("one") == {"gw": {OCR, GUEST}, "till": {OCR}, "any": {OCR}, "two": {OCR}}
-    assert fronts("two") == {"gw": {OCR, ASR}, "till": {OCR}, "desk": {ASR}, "any": {OCR, ASR}, "one": {OCR}}
-    assert fronts("gw") == {"till": {AWAY}, "any": {AWAY}, "one": set(), "two": set()}
-    assert fronts("till") == {"one": set(), "two": set(), "gw": set()}
+    both = {"gw": {OCR, GUEST}, "shops": {OCR, GUEST}}
+    assert fronts("one") == {**both, "clinics": {GUEST}, "till": {OCR}, "any": {OCR}, "two": {OCR}}
+    agents = {"till": {OCR}, "desk": {ASR}, "any": {OCR, ASR}, "one": {OCR}}
+    assert fronts("two") == {"gw": {OCR, ASR}, "shops": {OCR}, "clinics": {ASR}, **agents}
+    others = {"shops": {AWAY}, "clinics": {AWAY}, "till": {AWAY}, "any": {AWAY}}
+    assert fronts("gw") == {**others, "one": set(), "two": set()}
+    del others["clinics"]
+    assert fronts("clinics") == {**others, "gw": {AWAY}, "one": set(), "two": set()}
+    assert fronts("till") == {"one": set(), "two": set(), "gw": set(), "shops": set(), "clinics": set()}
     assert fronts("idle") == {}
     assert Front("till", "key-till", (OCR,)) in ENTRIES.forwarding("one").fronts
 
@@ -87,10 +96,11 @@ def test_a58_credentials_go_where_their_tenants_may_enter() -> None:
         content = DesiredContent(DESIRED.get(name, ()), forwarding=ENTRIES.forwarding(name))
         return {each.tenant for each in credentials_of(content, tokens)}
 
-    found = {name: tenants_at(name) for name in ("gw", "till", "desk", "any", "one", "two", "idle")}
+    found = {name: tenants_at(name) for name in ("gw", "shops", "till", "desk", "any", "one", "two", "idle")}
     every = {"shop", "clinic", "x"}
     assert found == {
         "gw": every,
+        "shops": {"shop"},
         "till": {"shop"},
         "desk": {"clinic", "x"},
         "any": every,
@@ -102,10 +112,15 @@ def test_a58_credentials_go_where_their_tenants_may_enter() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["one", "two", "idle", "gw2"]), st.sets(st.sampled_from([OCR, ASR, GUEST])))))
-def test_a58_gateways_forward_to_whoever_serves_after_every_change(changes: list[tuple[str, set[WorkloadKey]]]) -> None:
-    fleet = Fleet({**FLEET.nodes, "gw2": member("gw2", role=Role.GATEWAY)})
+def test_a58_entries_followed_are_entries_made_after_every_change(changes: list[tuple[str, set[WorkloadKey]]]) -> None:
+    subscribing = {
+        name: replace(FLEET.nodes[name], node=replace(FLEET.nodes[name].node, subscribes=True))
+        for name in ("idle", "any")
+    }
+    fleet = Fleet({**FLEET.nodes, **subscribing, "gw2": member("gw2", role=Role.GATEWAY)})
     held, known = {"one": holds(OCR)}, {OCR, GUEST}
     entries = EntryPoints(fleet, held, known, ())
+    asked: dict[str, set[WorkloadKey]] = {}
     for node_name, keys in changes:
         for key in keys - known:
             entries.add(key)
@@ -114,5 +129,13 @@ def test_a58_gateways_forward_to_whoever_serves_after_every_change(changes: list
         known = keys | {OCR}
         held = {**held, node_name: holds(*sorted(keys))}
         entries.put(node_name, held[node_name])
-        fresh = EntryPoints(fleet, held, known, ())
-        assert all(entries.forwarding(name) == fresh.forwarding(name) for name in fleet.nodes)
+        asked = {**asked, "any": keys}
+        entries.subscribe("any", keys)
+        fresh = EntryPoints(fleet, held, known, (), asked)
+        for name in fleet.nodes:
+            assert entries.forwarding(name) == fresh.forwarding(name)
+            assert entries.route_keys(name) == fresh.route_keys(name)
+        for key in (OCR, ASR, GUEST):
+            routed = {name for name in fleet.nodes if key in entries.route_keys(name)}
+            assert entries.dependents(key) == fresh.dependents(key)
+            assert routed <= set(entries.dependents(key))

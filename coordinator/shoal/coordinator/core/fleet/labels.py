@@ -15,7 +15,8 @@ from shoal.types.codes import Code, Refusal
 SELF_PREFIX: Final = "self."
 """Prefix of a label that only the node itself declares."""
 ENTRY_LABEL: Final = "entry"
-"""Lists the tenants whose clients may call this agent: names separated by commas, or `*`."""
+"""Lists the tenants whose clients may call this node: names separated by commas, or `*`. A gateway without it is for
+all."""
 EVERY_TENANT: Final = "*"
 MAX_LABELS: Final = 64
 """Labels of one node, the same as for one document (`metadata.labels`)."""

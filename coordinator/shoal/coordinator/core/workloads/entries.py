@@ -1,9 +1,10 @@
 """Where requests may enter the region, and which front may forward what to which node.
 
-A node lists the fronts that may forward to it, each for certain workloads: gateways for all, an agent for the
-tenants in its label `entry` and for the workloads that it serves itself. Only fronts where requests may enter get
-credentials and routes: gateways those of all workloads, an agent those that it serves or subscribed to. An agent of a
-version that does not subscribe gets those of all workloads that may enter there.
+A node lists the fronts that may forward to it, each for certain workloads: a gateway for all tenants, or for those in
+its label `entry`; an agent for the tenants in that label and for the workloads that it serves itself. Only fronts where
+requests may enter get credentials and routes. A gateway has routes of all workloads that may enter there, and of those
+of all tenants that are shared with other regions; an agent those that it serves or subscribed to. An agent of a version
+that does not subscribe gets those of all workloads that may enter there.
 """
 
 from bisect import bisect_left, insort
@@ -51,13 +52,14 @@ class EntryPoints:
         self._serving_version = 0
         """Grows when a node gets the first of them or loses the last."""
         self._of_gateways: dict[str, tuple[int, Forwarding]] = {}
-        """What each gateway was told last, and the version that it is of."""
+        """What each gateway of all tenants was told last, and the version that it is of."""
         for name, held in self._assigned.items():
             for key in held:
                 self._hold(key, name)
         self._delegated = frozenset(delegated)
         self._all = sorted(self._workloads)
         self._own = [key for key in self._all if key.tenant != GUEST_TENANT]
+        self._guests = self._workloads - set(self._own)
         self._of_tenant = defaultdict[str, list[WorkloadKey]](list)
         for key in self._own:
             self._of_tenant[key.tenant].append(key)
@@ -79,7 +81,9 @@ class EntryPoints:
         for node in self._holders.get(key, ()):
             self._count_serving(node, 1)
         insort(self._all, key)
-        if key.tenant != GUEST_TENANT:
+        if key.tenant == GUEST_TENANT:
+            self._guests.add(key)
+        else:
             insort(self._own, key)
             insort(self._of_tenant[key.tenant], key)
 
@@ -88,6 +92,7 @@ class EntryPoints:
         self._workloads.discard(key)
         for node in self._holders.get(key, ()):
             self._count_serving(node, -1)
+        self._guests.discard(key)
         for keys in (self._all, *((self._own, self._of_tenant[key.tenant]) if key.tenant != GUEST_TENANT else ())):
             del keys[bisect_left(keys, key)]
 
@@ -156,26 +161,31 @@ class EntryPoints:
         return sorted(asked | (self._assigned.get(node, frozenset()) & self._workloads))
 
     def entering(self, node: str) -> Sequence[WorkloadKey]:
-        """Workloads for which requests may enter the region at this node, in order."""
-        if node in self._gateways:
+        """Workloads for which requests may enter the region at this node, in order; at a gateway also of other regions,
+        or forwarded on their way there."""
+        tenants, is_gateway = self._enters.get(node, frozenset()), node in self._gateways
+        if is_gateway and EVERY_TENANT in tenants:
             return self._all
         held = self._assigned.get(node, frozenset()) & self._workloads
-        tenants = self._enters.get(node, frozenset())
         if EVERY_TENANT in tenants:
             guests = sorted(key for key in held if key.tenant == GUEST_TENANT)
             return sorted((*self._own, *guests)) if guests else self._own
-        return sorted(held.union(*(self._of_tenant.get(tenant, ()) for tenant in tenants)))
+        found = held.union(*(self._of_tenant.get(tenant, ()) for tenant in tenants))
+        if is_gateway:
+            found |= self._guests | (self._delegated & self._workloads)
+        return sorted(found)
 
     def of_tenant(self, tenant: str) -> frozenset[str]:
         """Nodes where the tenant's clients may call for any workload, or for some."""
         holders = (nodes for key, nodes in self._holders.items() if key.tenant == tenant)
-        return self._gateways.union(self._open, self._by_tenant.get(tenant, ()), *holders)
+        passing = self._gateways if any(key.tenant == tenant for key in self._delegated) else ()
+        return self._open.union(self._by_tenant.get(tenant, ()), passing, *holders)
 
     def forwarding(self, node: str) -> Forwarding:
         """Which fronts may forward to the node, and to which nodes it forwards."""
-        if node not in self._gateways or self._receives(node):
+        if node not in self._gateways & self._open or self._receives(node):
             return self._forwarding(node)
-        # A gateway forwards to every node that serves, so it is not looked for anew with each workload.
+        # It forwards to every node that serves, so these are not looked for anew with each workload.
         version, known = self._of_gateways.get(node, (-1, None))
         if known is None or version != self._serving_version:
             known = self._forwarding(node)
@@ -209,8 +219,11 @@ class EntryPoints:
         return held.union(self.entering(node) if asked is None else (key for key in asked if self.may_enter(node, key)))
 
     def _entrances(self, key: WorkloadKey) -> AbstractSet[str]:
-        known = self._gateways | self._holders.get(key, set())
-        return known if key.tenant == GUEST_TENANT else known | self._open | self._by_tenant.get(key.tenant, set())
+        holders = self._holders.get(key, set())
+        if key.tenant == GUEST_TENANT:
+            return self._gateways | holders
+        known = self._open | holders | self._by_tenant.get(key.tenant, set())
+        return known | self._gateways if key in self._delegated else known
 
     def _receivers(self, key: WorkloadKey) -> Collection[str]:
         holders = self._holders.get(key, set())
@@ -227,4 +240,5 @@ def credentials_of(content: DesiredContent, credentials: tuple[Credential, ...])
 
 
 def _tenants(state: NodeState) -> frozenset[str]:
-    return ALL if state.node.role is Role.GATEWAY else entry_tenants(state.node.labels)
+    tenants = entry_tenants(state.node.labels)
+    return ALL if state.node.role is Role.GATEWAY and not tenants else tenants
