@@ -27,6 +27,7 @@ interval (coverage) and its median high over low (width).
 import argparse
 import asyncio
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -96,7 +97,8 @@ def _live(options: argparse.Namespace) -> None:
     if options.raw:
         options.raw.write_bytes(pickle.dumps((receipts, measured)))
     errors = live_errors(receipts, measured)
-    print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {'MB':>6} {'b':>6} {'load':>7} {'b':>6}  basis")
+    loads = f"{'MB':>6} {'b':>6} {'load':>7} {'b':>6} {'cpu':>7} {'b':>6}"
+    print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {loads}  basis")
     for each in sorted(errors, key=lambda each: each.case.name):
         print(_row(each))
     print(json.dumps(live_summary(errors)))
@@ -130,8 +132,15 @@ def _row(each: LiveErrors) -> str:
     return (
         f"{each.case.name:34} {1e3 * each.later_s:9.3f} {a.latency_p50_s.mid / each.later_s:6.2f} "
         f"{b.latency_p50_s.mid / each.later_s:6.2f} {low:6.2f} {high:6.2f} {seen.memory_bytes / 2**20:6.1f} "
-        f"{b.memory_bytes.mid / seen.memory_bytes:6.2f} {seen.load_s:7.3f} {b.load_s.mid / seen.load_s:6.2f}  {b.basis}"
+        f"{b.memory_bytes.mid / seen.memory_bytes:6.2f} {seen.load_s:7.3f} {b.load_s.mid / seen.load_s:6.2f} "
+        f"{seen.load_cpu_s:7.3f} {_load_share(each):6.2f}  {b.basis}"
     )
+
+
+def _load_share(each: LiveErrors) -> float:
+    """Predicted over measured processor time of the load; NaN where one is unknown."""
+    known, measured = each.load_cpu_s, each.measured.load_cpu_s
+    return math.nan if known is None or measured <= 0 else known.mid / measured
 
 
 def _errors(options: argparse.Namespace) -> Iterable[DeviceErrors]:

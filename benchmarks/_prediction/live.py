@@ -82,6 +82,8 @@ class LiveErrors:
     known: Prediction
     # Predicted from the receipt and the other families' warm-ups: tier b.
     calibrated: Prediction
+    # Processor time of the load, from the other families' loads; None where they tell none.
+    load_cpu_s: Interval | None
 
     @property
     def later_s(self) -> float:
@@ -164,18 +166,24 @@ def live_errors(
         calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction, load=load)
         assert isinstance(known, Prediction)
         assert isinstance(calibrated, Prediction)
-        found.append(LiveErrors(case, _middle(seen[1:] or seen), known, calibrated))
+        found.append(LiveErrors(case, _middle(seen[1:] or seen), known, calibrated, load.work_s if load else None))
     return found
 
 
 def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
     """The object of the last line. Shares are of 1, errors are percent, `memory_worst_under` percent below what was
-    measured. Memory and load are those of tier b."""
+    measured. Memory and load are those of tier b. `load_within_30` is by the clock, `load_cpu_within_30` by processor
+    time, of which other programs take none."""
     known = [_off(each.known.latency_p50_s, each.later_s) for each in errors]
     calibrated = [_off(each.calibrated.latency_p50_s, each.later_s) for each in errors]
     tail = [_off(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors]
     memory = [_off(each.calibrated.memory_bytes, each.measured.memory_bytes) for each in errors]
     load = [_off(each.calibrated.load_s, each.measured.load_s) for each in errors]
+    work = [
+        _off(each.load_cpu_s, each.measured.load_cpu_s)
+        for each in errors
+        if each.load_cpu_s is not None and each.measured.load_cpu_s > 0
+    ]
     return {
         "a_mape": _percent(np.abs(known)),
         "b_mape": _percent(np.abs(calibrated)),
@@ -188,6 +196,8 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
         "memory_within_10": _share(np.abs(memory) <= 0.1),
         "memory_worst_under": round(100 * max(0.0, -min(memory)), 2),
         "load_within_30": _share(np.abs(load) <= 0.3),
+        "coverage_load": _share(_inside(each.calibrated.load_s, each.measured.load_s) for each in errors),
+        "load_cpu_within_30": _share(np.abs(work) <= 0.3) if work else 0.0,
         "cases": len(errors),
         "architectures": len({each.case.model.name for each in errors}),
     }
@@ -207,15 +217,16 @@ def _class_of(case: LiveCase) -> DeviceClass:
 
 
 def _middle(seen: Sequence[Measured]) -> Measured:
-    """The medians. Of loads the least: they are waited for, and other programs only make them longer."""
+    """The medians."""
     return Measured(
-        load_s=Seconds(min(each.load_s for each in seen)),
+        load_s=Seconds(median(each.load_s for each in seen)),
         memory_bytes=Bytes(int(median(each.memory_bytes for each in seen))),
         latency_p50_s=Seconds(median(each.latency_p50_s for each in seen)),
         latency_p95_s=Seconds(median(each.latency_p95_s for each in seen)),
         joules=seen[0].joules,
         energy_source=seen[0].energy_source,
         samples=sum(each.samples for each in seen),
+        load_cpu_s=Seconds(median(each.load_cpu_s for each in seen)),
     )
 
 

@@ -335,6 +335,8 @@ class Measured:
     samples: int
     # What preparing the model took on this node when it was done; 0 where nothing was prepared.
     prepare_s: Seconds = Seconds(0.0)
+    # Processor time of the load, where one thread of the worker did all of it; 0 elsewhere, and from an older agent.
+    load_cpu_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)

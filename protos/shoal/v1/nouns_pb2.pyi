@@ -2136,6 +2136,7 @@ class Measured(_message.Message):
     ENERGY_SOURCE_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     PREPARE_S_FIELD_NUMBER: _builtins.int
+    LOAD_CPU_S_FIELD_NUMBER: _builtins.int
     load_s: _builtins.float
     memory_bytes: _builtins.int
     latency_p50_s: _builtins.float
@@ -2144,6 +2145,7 @@ class Measured(_message.Message):
     energy_source: _builtins.str
     samples: _builtins.int
     prepare_s: _builtins.float
+    load_cpu_s: _builtins.float
     def __init__(
         self,
         *,
@@ -2155,10 +2157,11 @@ class Measured(_message.Message):
         energy_source: _builtins.str = ...,
         samples: _builtins.int = ...,
         prepare_s: _builtins.float = ...,
+        load_cpu_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "prepare_s", b"prepare_s", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_cpu_s", b"load_cpu_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "prepare_s", b"prepare_s", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,7 +115,7 @@ async def test_what_was_measured(pool: WorkerPoolHarness) -> None:
     measured = ready.measured
     assert measured.samples >= 5
     assert 0 < measured.latency_p50_s <= measured.latency_p95_s < 5
-    assert 0 < measured.load_s < 20
+    assert 0 < measured.load_cpu_s <= measured.load_s < 20
     assert len(data) < measured.memory_bytes < 2**30
     # a processor without a counter: watts of one busy core times seconds, and said so
     assert measured.energy_source is EnergySource.ESTIMATED

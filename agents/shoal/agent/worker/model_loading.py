@@ -5,9 +5,10 @@ On an emulated device all reported times (Measured) are device time: the time wa
 """
 
 import os
+import time
 from collections.abc import Mapping
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -21,7 +22,7 @@ from shoal.agent.worker.memory import MemoryGrowth
 from shoal.agent.worker.messages import LoadOrder, LoadResult
 from shoal.agent.worker.pace import ModelPace, element_count, model_pace
 from shoal.agent.worker.probe import read_graph
-from shoal.agent.worker.providers import Provider
+from shoal.agent.worker.providers import CPU_PROVIDER, Provider
 from shoal.artifacts.samples import SamplePack, read_pack
 from shoal.host.memory import return_at_once
 from shoal.types.assignment import Measured
@@ -35,6 +36,15 @@ _WARM_RUNS: Final = 5
 _WARM_BUDGET_S: Final = 1.0
 
 
+class LoadTime(NamedTuple):
+    """What opening a model took."""
+
+    # By the clock.
+    seconds: float
+    # Of a processor, where one thread does all of it; 0 elsewhere: a device, or a plugin's threads, worked too.
+    cpu_s: float
+
+
 def open_smallest_graph(order: LoadOrder) -> Engine | None:
     """None where the provider does not take it."""
     os.environ.update(order.access.environment)
@@ -45,13 +55,16 @@ def open_smallest_graph(order: LoadOrder) -> Engine | None:
         return None
 
 
-def open_model(order: LoadOrder) -> Engine:
+def open_model(order: LoadOrder) -> tuple[Engine, LoadTime]:
     """Load at low priority, because other models may serve in this process. With more than one thread, load at normal
     priority: threads that the runtime starts would keep the low priority for ever."""
 
-    def work() -> Engine:
+    def work() -> tuple[Engine, LoadTime]:
+        clock, cpu = time.perf_counter(), time.thread_time()
         with return_at_once():
-            return open_it()
+            engine = open_it()
+        cpu_s = time.thread_time() - cpu if order.provider == CPU_PROVIDER else 0.0
+        return engine, LoadTime(time.perf_counter() - clock, cpu_s)
 
     def open_it() -> Engine:
         # Later sessions of this process are for the same device; the pool ensures that.
@@ -67,7 +80,7 @@ def open_model(order: LoadOrder) -> Engine:
 
 
 def measure(
-    order: LoadOrder, engine: Engine, options: ort.RunOptions, load_s: float, memory: MemoryGrowth
+    order: LoadOrder, engine: Engine, options: ort.RunOptions, load_time: LoadTime, memory: MemoryGrowth
 ) -> LoadResult:
     """Warm up and time some runs. On an emulated device: device time, or the real time if that is longer."""
     pace = pace_of(order)
@@ -85,7 +98,7 @@ def measure(
         optional=order.warm_up_optional,
     )
     if warmth.skip_reason is not None:
-        return _result_without_warm_up(order, engine, energy.source, load_s, memory, warmth.skip_reason)
+        return _result_without_warm_up(order, engine, energy.source, load_time, memory, warmth.skip_reason)
     held = memory.bytes()
     compared = compare_with_processor(order, engine, warmth, samples, options)
     feeds, times = warmth.feeds, warmth.times
@@ -100,7 +113,7 @@ def measure(
     p50, p95 = (Seconds(float(value)) for value in np.quantile(waited_s, (0.5, 0.95)))
     joules = energy.joules({"": sum(busy_s)})[""] / len(busy_s)
     measured = Measured(
-        load_s=Seconds(load_s),
+        load_s=Seconds(load_time.seconds),
         memory_bytes=held,
         latency_p50_s=p50,
         latency_p95_s=p95,
@@ -108,6 +121,7 @@ def measure(
         energy_source=energy.source,
         samples=len(times),
         prepare_s=order.prepared.prepare_s if order.prepared else Seconds(0.0),
+        load_cpu_s=Seconds(load_time.cpu_s),
     )
     operators = tuple(sorted(engine.operators))
     run_s = Seconds(float(np.quantile(times, 0.95)))
@@ -132,17 +146,18 @@ def _read_samples(order: LoadOrder, engine: Engine) -> SamplePack | None:
 
 
 def _result_without_warm_up(
-    order: LoadOrder, engine: Engine, source: EnergySource, load_s: float, memory: MemoryGrowth, why: Refusal
+    order: LoadOrder, engine: Engine, source: EnergySource, load_time: LoadTime, memory: MemoryGrowth, why: Refusal
 ) -> LoadResult:
     """The result of a load without a run. `samples` is 0, so that its zeros replace no prediction."""
     measured = Measured(
-        load_s=Seconds(load_s),
+        load_s=Seconds(load_time.seconds),
         memory_bytes=memory.bytes(),
         latency_p50_s=Seconds(0.0),
         latency_p95_s=Seconds(0.0),
         joules=Joules(0.0),
         energy_source=source,
         samples=0,
+        load_cpu_s=Seconds(load_time.cpu_s),
     )
     uncompared = "" if order.comparison is None else "not compared with the processor"
     note = _note(order, engine, f"serves without a warm-up: {why.found}", uncompared)

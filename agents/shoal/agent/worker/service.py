@@ -8,7 +8,6 @@ the time waited here, divided by the profile's `time_scale`.
 import asyncio
 import mmap
 import os
-import time
 from dataclasses import replace
 
 import structlog
@@ -131,14 +130,12 @@ class WorkerService:
                 memory = MemoryGrowth(order.access)
                 await self._open_provider(order)
                 self._limit_memory()
-                start = time.perf_counter()
-                engine = await asyncio.to_thread(open_model, order)
-                load_s = time.perf_counter() - start
+                engine, load_time = await asyncio.to_thread(open_model, order)
                 self._set_state(held, LoadState.WARMING)
                 options = run_options()
                 giving_up = loop.call_later(order.warm_up_s, terminate, options)
                 try:
-                    loaded = await asyncio.to_thread(measure, order, engine, options, load_s, memory)
+                    loaded = await asyncio.to_thread(measure, order, engine, options, load_time, memory)
                 finally:
                     giving_up.cancel()
                 place = run_place(order, engine, loaded, await self._inline_limit_s())

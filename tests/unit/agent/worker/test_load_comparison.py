@@ -19,7 +19,7 @@ from shoal.agent.worker.engine import Engine, WarmupResult, open_engine, run_opt
 from shoal.agent.worker.load_comparison import compare_with_processor
 from shoal.agent.worker.memory import MemoryGrowth
 from shoal.agent.worker.messages import LoadOrder
-from shoal.agent.worker.model_loading import measure
+from shoal.agent.worker.model_loading import LoadTime, measure
 from shoal.agent.worker.providers import CPU_PROVIDER, Provider
 from shoal.artifacts.samples import SamplePack, read_pack
 from shoal.types.assignment import Comparison, Work
@@ -174,7 +174,7 @@ def test_the_memory_of_the_reference_is_not_the_models(tmp_path: Path, monkeypat
     monkeypatch.setattr(load_comparison, "open_engine", open_reference)
     order = order_of(tmp_path, scaling(0.0), Comparison((CLOSE,), 3), provider=CPU_PROVIDER)
     memory = cast(MemoryGrowth, SimpleNamespace(bytes=held_bytes))
-    loaded = measure(order, engine_of(scaling(0.01)), run_options(), 0.1, memory)
+    loaded = measure(order, engine_of(scaling(0.01)), run_options(), LoadTime(0.1, 0.1), memory)
     assert done == ["memory read", "reference opened"]
     assert loaded.measured.memory_bytes == 123
     assert loaded.measured.energy_source is EnergySource.ESTIMATED
@@ -187,6 +187,6 @@ def test_what_serves_without_a_warm_up_says_that_it_was_not_compared(tmp_path: P
     content = model([gather], [tensor("x", [2], INT64)], [tensor("y", [2], FLOAT)], [empty]).SerializeToString()
     order = order_of(tmp_path, content, Comparison((CLOSE,), 8), provider=CPU_PROVIDER, warm_up_optional=True)
     memory = cast(MemoryGrowth, SimpleNamespace(bytes=lambda: Bytes(1)))
-    loaded = measure(order, engine_of(content), run_options(), 0.1, memory)
+    loaded = measure(order, engine_of(content), run_options(), LoadTime(0.1, 0.1), memory)
     assert loaded.note.startswith("serves without a warm-up: ")
     assert loaded.note.endswith("; not compared with the processor")

@@ -212,6 +212,7 @@ def _replica_metrics(observed: Observed) -> Iterator[tuple[str, float, float]]:
     measured = observed.measured
     if measured is not None:
         yield "load_s", measured.load_s, MOST_SECONDS
+        yield "load_cpu_s", measured.load_cpu_s, MOST_SECONDS
         yield "memory_bytes", measured.memory_bytes, 2.0**50
         yield "latency_p50_s", measured.latency_p50_s, MOST_SECONDS
         yield "latency_p95_s", measured.latency_p95_s, MOST_SECONDS

@@ -64,8 +64,10 @@ class LoadEstimate(NamedTuple):
 
     # Bytes; `high` is as far above the law as any load of the region.
     memory_bytes: Interval
-    # Seconds.
+    # Seconds by the clock.
     load_s: Interval
+    # Seconds of a processor, as far as the region's loads say them.
+    work_s: Interval
 
 
 def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
@@ -82,6 +84,24 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
         activation_bytes=float(profile.activation_bytes * batch),
         nodes=float(sum(cost.nodes for cost in profile.costs)),
     )
+
+
+class LoadWait(NamedTuple):
+    """What loads take by the clock, in parts of what they take of a processor: they wait for it, and for a disk. Each
+    has the same chance of such a wait, whatever it loads."""
+
+    # Nine of ten loads wait between low and high; mid is the median.
+    parts: Interval
+
+    def stretch(self, work_s: Interval) -> Interval:
+        """By the clock. Both errors add as squares of logarithms, since neither knows of the other."""
+        mid = work_s.mid * self.parts.mid
+
+        def half(of_work: float, of_wait: float) -> float:
+            return math.exp(math.hypot(math.log(of_work), math.log(of_wait)))
+
+        low = half(work_s.mid / work_s.low, self.parts.mid / self.parts.low)
+        return Interval(mid / low, mid, mid * half(work_s.high / work_s.mid, self.parts.high / self.parts.mid))
 
 
 class _Spread(NamedTuple):
@@ -186,6 +206,12 @@ def _trust_of(errors: NDArray[np.float64]) -> NDArray[np.float64]:
 def memory_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
     """Of loads with one provider; None of too few."""
     return LoadLaw(seen, _MEMORY) if len(seen) >= LEAST_LOADS else None
+
+
+def wait_of(parts: Sequence[float]) -> LoadWait:
+    """parts: of each load, at least one, by the clock over processor time; at least 1."""
+    low, mid, high = np.quantile(np.array(parts, float), ((1 - _COVERAGE) / 2, 0.5, (1 + _COVERAGE) / 2))
+    return LoadWait(Interval(float(low), float(mid), float(high)))
 
 
 def seconds_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:

@@ -83,7 +83,7 @@ def _from_roofline(
     """A prediction from the receipt, which promises `seconds`."""
     if load is None:
         load_s = _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))
-        load = LoadEstimate(_memory(profile, batch), load_s)
+        load = LoadEstimate(_memory(profile, batch), load_s, load_s)
     latency = Interval(seconds * factors.low, seconds * factors.mid, seconds * factors.high)
     slow = tail_factors(factors)
     return Prediction(

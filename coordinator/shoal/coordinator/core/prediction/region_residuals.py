@@ -13,8 +13,10 @@ from shoal.coordinator.core.prediction.load_law import (
     LoadLaw,
     LoadSeen,
     LoadSizes,
+    LoadWait,
     memory_law,
     seconds_law,
+    wait_of,
 )
 from shoal.coordinator.core.prediction.model import Correction
 from shoal.coordinator.core.prediction.residual_process import ResidualProcess
@@ -56,7 +58,7 @@ class RegionResiduals:
         self._found = dict[Residual, Correction]()
         self._loads = [each for rows in groups.values() for each in rows if each.sizes is not None]
         self._memory_laws = dict[str, LoadLaw | None]()
-        self._seconds_laws = dict[DeviceClass, LoadLaw | None]()
+        self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
 
     def load(self, device_class: DeviceClass, sizes: LoadSizes) -> LoadEstimate | None:
         """What loading a model of these sizes takes; None where the region has loaded too few on this class."""
@@ -65,12 +67,20 @@ class RegionResiduals:
             same = [each for each in self._loads if each.device_class.provider == provider]
             self._memory_laws[provider] = memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
         if device_class not in self._seconds_laws:
-            same = [each for each in self._loads if each.device_class == device_class]
-            self._seconds_laws[device_class] = seconds_law(_seen((each.sizes, each.load_s) for each in same))
+            self._seconds_laws[device_class] = self._seconds_law(device_class)
         memory, seconds = self._memory_laws[provider], self._seconds_laws[device_class]
         if memory is None or seconds is None:
             return None
-        return LoadEstimate(memory.estimate(sizes, never_under=True), seconds.estimate(sizes))
+        law, wait = seconds
+        work_s = law.estimate(sizes)
+        return LoadEstimate(memory.estimate(sizes, never_under=True), wait.stretch(work_s), work_s)
+
+    def _seconds_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
+        """What loads on the class take of a processor where that is known, otherwise by the clock; and their waits."""
+        same = [each for each in self._loads if each.device_class == device_class and 0 < each.load_s < math.inf]
+        seen = [(each, each.load_cpu_s if 0 < each.load_cpu_s <= each.load_s else each.load_s) for each in same]
+        law = seconds_law(_seen((each.sizes, work_s) for each, work_s in seen))
+        return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
     def correction(self, model: str, device_class: DeviceClass, mix: tuple[float, ...]) -> Correction | None:
         """By what to multiply the promised seconds; None where nothing was measured. mix: see `Residual`; taken in

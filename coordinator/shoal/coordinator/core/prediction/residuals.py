@@ -50,6 +50,8 @@ class Residual:
     log_tail: float = math.nan
     # Runs and requests that it is of.
     tail_runs: int = 0
+    # Processor time of the load; 0 where that is unknown.
+    load_cpu_s: float = 0.0
 
     @property
     def is_plausible(self) -> bool:
@@ -81,7 +83,7 @@ def residual_of(
     tail = log_tail(measured_s, measured.latency_p95_s)
     found = Residual(
         *(model, class_of_device(device), mix, ratio, sizes),
-        *(measured.memory_bytes, measured.load_s, tail, measured.samples),
+        *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
     )
     return found if found.is_plausible else None
 

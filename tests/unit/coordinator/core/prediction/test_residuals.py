@@ -192,6 +192,36 @@ def test_loads_are_predicted_where_enough_were_seen() -> None:
     assert RegionResiduals([absurd] * 20).load(BOARD, asked) is None
 
 
+def test_waits_of_other_loads_are_no_property_of_a_model() -> None:
+    """Every load waits up to five times what it takes of a processor; the law is that of the processor."""
+    rng = np.random.default_rng(1)
+
+    def load_of(number: int) -> Residual:
+        sizes, work_s = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0), 0.01 * number
+        seen = replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7 + 3e6 * number)
+        return replace(seen, load_s=work_s * rng.uniform(1, 5), load_cpu_s=work_s)
+
+    asked = LoadSizes(1.0, 0.0, 0.0, 1e7, 1e6, 10.0)
+    found = RegionResiduals(load_of(number) for number in range(1, 40)).load(BOARD, asked)
+    assert found is not None
+    assert found.work_s.mid == pytest.approx(0.1, rel=0.05)
+    assert found.load_s.mid == pytest.approx(0.3, rel=0.3)
+    assert found.load_s.low < 0.16
+    assert found.load_s.high > 0.45
+
+
+def test_without_processor_time_loads_are_learnt_by_the_clock() -> None:
+    def load_of(number: int) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0)
+        return replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7, load_s=0.01 * number)
+
+    found = RegionResiduals(load_of(number) for number in range(1, 20)).load(
+        BOARD, LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 10.0)
+    )
+    assert found is not None
+    assert found.load_s == pytest.approx(found.work_s)
+
+
 def test_a_corrected_prediction() -> None:
     host = node("n", device())
     signed, model = receipt(host, device()), profile()
