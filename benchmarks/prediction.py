@@ -5,7 +5,8 @@ workers on each provider of this machine's processor, at several batches and thr
 a knows the case's own first warm-up and predicts those of later rounds. Tier b knows the device's receipt and the first
 warm-ups of all other model families. Memory and load time are those of tier b. `--busy` keeps every core busy.
 The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
-the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are.
+the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are. Loads are judged by
+the clock and, since other programs make them wait, by processor time (cpu).
 
 `--moves`: in a region of three agents on this machine, models move between two nodes, and to a third one that their
 policy forbids. Before each move can-move is asked. Compared are the verdict with what came of the move, and the seconds

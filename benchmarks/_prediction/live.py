@@ -172,12 +172,14 @@ def live_errors(
 
 def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
     """The object of the last line. Shares are of 1, errors are percent, `memory_worst_under` percent below what was
-    measured. Memory and load are those of tier b. `load_within_30` is by the clock, `load_cpu_within_30` by processor
+    measured; `committed_worst_under` likewise of the upper end, which placement commits. Memory and load are those of
+    tier b. `load_within_30` is by the clock, `load_cpu_within_30` by processor
     time, of which other programs take none."""
     known = [_off(each.known.latency_p50_s, each.later_s) for each in errors]
     calibrated = [_off(each.calibrated.latency_p50_s, each.later_s) for each in errors]
     tail = [_off(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors]
     memory = [_off(each.calibrated.memory_bytes, each.measured.memory_bytes) for each in errors]
+    committed = [each.calibrated.memory_bytes.high / each.measured.memory_bytes - 1 for each in errors]
     load = [_off(each.calibrated.load_s, each.measured.load_s) for each in errors]
     work = [
         _off(each.load_cpu_s, each.measured.load_cpu_s)
@@ -195,6 +197,7 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
         "coverage_p95": _share(_inside(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors),
         "memory_within_10": _share(np.abs(memory) <= 0.1),
         "memory_worst_under": round(100 * max(0.0, -min(memory)), 2),
+        "committed_worst_under": round(100 * max(0.0, -min(committed)), 2),
         "load_within_30": _share(np.abs(load) <= 0.3),
         "coverage_load": _share(_inside(each.calibrated.load_s, each.measured.load_s) for each in errors),
         "load_cpu_within_30": _share(np.abs(work) <= 0.3) if work else 0.0,

@@ -119,6 +119,8 @@ class ModelProfile:
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # What a runtime computes of it. Empty: a profile of an older version, of which only `costs` are known.
     kernels: tuple[KernelCost, ...] = ()
+    # Size of the largest weight; 0 in a profile of an older version.
+    largest_weight_bytes: Bytes = Bytes(0)
 
     @property
     def flops(self) -> float:

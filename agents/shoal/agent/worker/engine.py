@@ -39,6 +39,9 @@ _BFLOAT16: Final = 16
 _LEAST_S: Final = 0.05
 """A shorter series of runs lies within one time slice of another program (Linux: some milliseconds) and its effects."""
 _MOST_RUNS: Final = 500
+_GOLDEN: Final = 0.6180339887498949
+_SLICE: Final = 2**13
+"""Elements of a generated input that are computed at once."""
 _WEIGHTS_FOLDER_KEY: Final = "session.model_external_initializers_file_folder_path"
 _NO_FOLDER: Final = "/proc/self/fdinfo/none"
 """A path without files, so that weights outside the verified bytes are never read."""
@@ -237,9 +240,17 @@ def generate_inputs(
         elif dtype.kind in "iu":
             feeds[spec.name] = np.full(shape, integer, dtype=dtype)
         else:
-            golden = np.arange(math.prod(shape), dtype=np.float64) * 0.6180339887498949
-            feeds[spec.name] = (golden % 1).reshape(shape).astype(dtype)
+            feeds[spec.name] = _spread_floats(math.prod(shape), dtype).reshape(shape)
     return feeds
+
+
+def _spread_floats(count: int, dtype: np.dtype[Any]) -> Array:
+    """Multiples of the golden ratio, modulo 1. In slices: in doubles all at once, they and what they are computed by
+    would take six times what the model's input does, and the model's memory would be measured with them."""
+    found = np.empty(count, dtype)
+    for start in range(0, count, _SLICE):
+        found[start : start + _SLICE] = np.arange(start, min(count, start + _SLICE), dtype=np.float64) * _GOLDEN % 1
+    return found
 
 
 def reference_shapes(

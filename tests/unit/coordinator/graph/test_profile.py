@@ -75,6 +75,7 @@ def test_weights_are_initializers_and_constants_and_decide_the_precision() -> No
     )
     profile = profile_model(made)
     assert profile.weight_bytes == 64 + 4 + 4 + 80 + 1
+    assert profile.largest_weight_bytes == 80
     assert profile.precision == "int8"
 
 

@@ -1,6 +1,7 @@
 """Computes a model's profile from its bytes."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from onnx import GraphProto, ModelProto, ValueInfoProto, defs
@@ -63,7 +64,10 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
             f"at most {show_bytes(rules.max_activation_bytes)}",
             "a constant in the graph asks for a tensor of absurd size: export the model again, or raise the limit",
         )
-    weights = _weights(model)
+    each_weight = list(_weights(model))
+    weights = Counter[int]()
+    for dtype, size_of_weight in each_weight:
+        weights[dtype] += size_of_weight
     return ModelProfile(
         digest=digest,
         size_bytes=Bytes(size),
@@ -89,6 +93,7 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
             KernelCost(kind, cost.launches, cost.flops, cost.bytes, cost.weight_bytes)
             for (kind, _), cost in sorted(ran.tally.kernels.items())
         ),
+        largest_weight_bytes=Bytes(max((size_of_weight for _, size_of_weight in each_weight), default=0)),
     )
 
 
@@ -155,20 +160,18 @@ def _is_composite(schema: defs.OpSchema) -> bool:
     return bool(getattr(schema, "has_function", False) or getattr(schema, "has_context_dependent_function", False))
 
 
-def _weights(model: ModelProto) -> Counter[int]:
-    """Bytes of constants by element type: initializers and Constant nodes of every graph and function."""
-    found: Counter[int] = Counter()
+def _weights(model: ModelProto) -> Iterator[tuple[int, int]]:
+    """(element type, bytes) of each constant: initializers and Constant nodes of every graph and function."""
     for graph, _ in every_body(model):
         if isinstance(graph, GraphProto):
             for tensor in graph.initializer:
-                found[tensor.data_type] += Value(tensor.data_type, tuple(tensor.dims)).nbytes or 0
+                yield tensor.data_type, Value(tensor.data_type, tuple(tensor.dims)).nbytes or 0
             for sparse in graph.sparse_initializer:
-                found[sparse.values.data_type] += Value(sparse.values.data_type, tuple(sparse.dims)).nbytes or 0
+                yield sparse.values.data_type, Value(sparse.values.data_type, tuple(sparse.dims)).nbytes or 0
         for node in graph.node:
             if node.op_type == "Constant" and not domain_of(node):
                 value = value_from_constant(attributes_of(node))
-                found[value.dtype] += value.nbytes or 0
-    return found
+                yield value.dtype, value.nbytes or 0
 
 
 def _precision(weights: Counter[int], given: list[ValueInfoProto]) -> str:

@@ -190,6 +190,7 @@ def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
     return replace(
         profile,
         weight_bytes=Bytes(int(profile.weight_bytes * weights_left)),
+        largest_weight_bytes=Bytes(int(profile.largest_weight_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
         kernels=tuple(
             replace(each, bytes=each.bytes * activations_left, weight_bytes=each.weight_bytes * weights_left)

@@ -1,22 +1,36 @@
 """What a load takes, learnt from loads: the law is found, outliers do not bend it, and memory is not under."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSeen, LoadSizes, memory_law, seconds_law
+from harness.builders.coordinator_core import profile
+from shoal.coordinator import codec
+from shoal.coordinator.core.prediction.load_law import (
+    LEAST_LOADS,
+    LoadSeen,
+    LoadSizes,
+    memory_law,
+    seconds_law,
+    sizes_of,
+)
+from shoal.types.profile import OperatorCost
+from shoal.types.units import Bytes
 
-TRUE = np.array([1.1e7, 2e6, 4.5, 2.8, 1.4, 8e3])
+TRUE = np.array([1.1e7, 2e6, 3.5, 2.2, 1.4, 8e3, 0.8, 2e4])
 
 
 def sizes(rng: np.random.Generator) -> LoadSizes:
     convolutions = float(rng.integers(2))
+    convolved, other = convolutions * 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(5, 7.5)
+    largest = rng.uniform(0.1, 0.9) * max(convolved, other)
     return LoadSizes(
-        1.0, convolutions, convolutions * 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(4, 7),
-        float(rng.integers(5, 400)),
+        1.0, convolutions, convolved, other, 10 ** rng.uniform(4, 7), float(rng.integers(5, 400)), largest,
+        float(rng.integers(3)),
     )  # fmt: skip
 
 
@@ -85,3 +99,11 @@ def test_any_values_give_an_interval_in_order(values: list[float]) -> None:
     assert law is not None
     found = law.estimate(sizes(rng))
     assert 0 < found.low <= found.mid <= found.high < math.inf
+
+
+def test_graphs_inside_nodes_count_apart() -> None:
+    costs = tuple(OperatorCost(name, count, 1.0, 1.0) for name, count in (("If", 3), ("Loop", 2), ("Add", 5)))
+    found = sizes_of(replace(profile(), costs=costs, largest_weight_bytes=Bytes(70)))
+    assert (found.nodes, found.inner_graphs, found.largest_weight_bytes) == (10, 8, 70)
+    older = codec.load(LoadSizes, b"[1.0, 0.0, 0.0, 4.0, 5.0, 6.0]")
+    assert (older.largest_weight_bytes, older.inner_graphs) == (0, 0)
