@@ -6,6 +6,7 @@ import pytest
 
 from harness.fakes.clock import ManualClock
 from harness.fakes.log import RecordingLog
+from shoal.agent.devices.cpu import CpuDriver
 from shoal.agent.devices.emulated import EmulatedDriver
 from shoal.agent.driver_port import DriverOptions
 from shoal.agent.ports import FrontControl, FrontStats, WorkerPool, WorkerStats
@@ -97,3 +98,13 @@ def test_devices_in_one_memory_are_known() -> None:
     assert monitor.same_memory("hailo-8") == {"hailo-8", "hailo-8l"}
     assert monitor.same_memory("rk3588s") == {"rk3588s"}
     assert monitor.same_memory("gone") == {"gone"}
+    assert not monitor.is_in_host_memory("hailo-8")
+
+
+def test_a_processor_s_models_share_memory_with_processes() -> None:
+    driver = CpuDriver(ManualClock(), DriverOptions())
+    workers, front = cast(WorkerPool, Counted()), cast(FrontControl, Ready())
+    monitor = NodeMonitor([driver], workers, front, ManualClock(), RecordingLog(), lambda *_: None, lambda: None)
+    monitor.discover()
+    assert monitor.is_in_host_memory("cpu0")
+    assert not monitor.is_in_host_memory("gone")

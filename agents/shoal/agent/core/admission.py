@@ -15,12 +15,14 @@ def admit(
     silence: Refusal | None,
     states: Iterable[State],
     same_memory: Collection[str],
+    worker_bytes: int = 0,
 ) -> Refusal | None:
     """Return None, or why the assignment must not load now: MEMORY_SHORT, DEVICE_LOST or DEVICE_UNREACHABLE.
 
     `reading` is of the assignment's device, just taken; None where the device cannot be read, and `silence` says why.
     Memory that other assignments are loading into is not yet in its free bytes, so it is subtracted: of those on the
-    devices `same_memory`, which work in the same.
+    devices `same_memory`, which work in the same. `worker_bytes`: what the process of the replica takes of the same
+    memory before it has a model; its commitment is without that.
     """
     if reading is None:
         # A driver that does not answer says nothing of its device: this node tries again, the region nowhere else yet.
@@ -36,9 +38,8 @@ def admit(
         and state.assignment.id != assignment.id
     )
     free = reading.free_bytes - loading
-    if assignment.memory_bytes <= free:
+    needed = assignment.memory_bytes + worker_bytes
+    if needed <= free:
         return None
     found = f"{show_bytes(max(0, free))} free on {assignment.device}"
-    return Refusal(
-        Code.MEMORY_SHORT, found, show_bytes(assignment.memory_bytes), "free memory or choose another device"
-    )
+    return Refusal(Code.MEMORY_SHORT, found, show_bytes(needed), "free memory or choose another device")

@@ -18,6 +18,7 @@ from shoal.agent.cache.publishers import SignatureVerifier, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
+from shoal.agent.devices.host import Host
 from shoal.agent.devices.installation import CPU_DRIVER, LIMIT_S, Installation
 from shoal.agent.devices.process import DriverProcess
 from shoal.agent.identity import enrolment, host
@@ -131,6 +132,7 @@ async def _serve(
         device=lambda name: supervisor.device(name),
         access=lambda name: supervisor.access(name),
         files=lambda: supervisor.device_files,
+        free_bytes=Host().free_bytes,
         options=PoolOptions(keep_spare=config.role is Role.AGENT),
     )
     options = driver_options(config)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shoal.agent.driver_port import DeviceAccess, DeviceDriver, EmulatedPace
 from shoal.agent.ports import AgentClock, FrontControl, FrontStats, Log, WorkerPool, WorkerStats
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device, Reading, SilentDevice
+from shoal.types.device import Device, DeviceKind, Reading, SilentDevice
 from shoal.types.units import Elapsed, Seconds, Wall, Watts
 
 EventReporter = Callable[[str, str, str], None]
@@ -41,6 +41,8 @@ class NodeMonitor:
         self._driver_by_device: dict[str, DeviceDriver] = {}
         # Whose memory each device works in.
         self._memory_roots: dict[str, str] = {}
+        # Roots of the devices that work in the memory of processes.
+        self._host_roots: set[str] = set()
         # Devices that did not answer when they were read last: since when, and why now.
         self._silent_devices: dict[str, tuple[Elapsed, Refusal]] = {}
         # Devices that were lost and not probed since: what they can do now is unknown.
@@ -62,6 +64,8 @@ class NodeMonitor:
                     continue
                 self._driver_by_device[device.name] = driver
                 self._memory_roots[device.name] = device.memory_root
+                if device.kind is DeviceKind.CPU:
+                    self._host_roots.add(device.memory_root)
                 found.append(device)
         return tuple(found)
 
@@ -69,6 +73,10 @@ class NodeMonitor:
         """Names of the devices that work in the device's memory, its own among them."""
         root = self._memory_roots.get(device)
         return frozenset(each for each, own in self._memory_roots.items() if own == root) | {device}
+
+    def is_in_host_memory(self, device: str) -> bool:
+        """Whether its models and the node's processes share memory."""
+        return self._memory_roots.get(device) in self._host_roots
 
     def access(self, device: str) -> DeviceAccess:
         """As `DeviceDriver.access`. Nothing special for a device that no driver has."""

@@ -307,7 +307,8 @@ class ReplicaManager:
                 running = (each.state for each in self._replicas.values())
                 reading = self._monitor.read(asked.device)
                 silence, shared = self._monitor.silence(asked.device), self._monitor.same_memory(asked.device)
-                refusal = admission.admit(asked, reading, silence, running, shared)
+                worker_bytes = self._workers.worker_bytes() if self._monitor.is_in_host_memory(asked.device) else 0
+                refusal = admission.admit(asked, reading, silence, running, shared, worker_bytes)
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples, replica.prepared)

@@ -116,7 +116,7 @@ class DeviceProber:
             ) from error
         finally:
             await process.end()
-            self._spare.ensure()
+            self._spare.replenish()
 
 
 def _support_on(device: Device, runtime: RuntimeSupport | None) -> RuntimeSupport | None:

@@ -10,6 +10,7 @@ a tenant on a device.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -45,6 +46,7 @@ from shoal.types.codes import ShoalError
 from shoal.types.device import Device
 from shoal.types.migration import Verdict
 from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +54,8 @@ _log = structlog.get_logger(__name__)
 class ProcessWorkers:
     """Worker processes with their files under `folder`, and their models in `models`.
 
-    `device` and `access` return what the drivers know of a device, by its name. `files` returns all devices' files.
+    `device` and `access` return what the drivers know of a device, by its name. `files` returns all devices' files,
+    `free_bytes` what the machine has left for processes.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ProcessWorkers:
         options: PoolOptions | None = None,
         *,
         files: Callable[[], tuple[str, ...]] = tuple,
+        free_bytes: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._folder = folder
         self._models = models
@@ -74,7 +78,12 @@ class ProcessWorkers:
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
-        self._spare = SpareWorker(self._spawn, self._connect, self._has_device_files, clock, self._tasks)
+        self._free_bytes = free_bytes
+        # Memory of the last worker that had no model; 0 before the first.
+        self._worker_bytes = 0
+        self._spare = SpareWorker(
+            self._spawn, self._connect, self._has_device_files, clock, self._tasks, has_room=self._has_room_for_spare
+        )
         self._loader = ReplicaLoader(
             self._replicas,
             self._spare,
@@ -96,7 +105,7 @@ class ProcessWorkers:
         """Adopt the workers of an earlier supervisor. Also starts the spare worker."""
         found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
         if self._options.keep_spare:
-            self._spare.ensure()
+            self._spare.replenish()
         return tuple(one for those in found for one in those)
 
     async def start(
@@ -137,6 +146,9 @@ class ProcessWorkers:
         while True:
             yield await self._events.get()
 
+    def worker_bytes(self) -> Bytes:
+        return Bytes(0 if self._spare.is_ready else self._worker_bytes)
+
     async def stats(self) -> tuple[WorkerStats, ...]:
         return await self._polls.stats()
 
@@ -168,6 +180,7 @@ class ProcessWorkers:
     async def _connect(self, process: WorkerProcess) -> None:
         """Connect a process that starts. Raises ShoalError."""
         await process.connect(partial(self._on_push, process), self._options.start_timeout_s)
+        self._worker_bytes = max(self._worker_bytes, process.own_bytes())
         if self._replicas.replicas():
             self._tasks.spawn(self._import_runtime(process))
 
@@ -176,6 +189,12 @@ class ProcessWorkers:
         memory matters more. One that cannot import it fails with its first order."""
         with suppress(ShoalError):
             await process.call("import", self._options.start_timeout_s)
+            if not process.assignments:
+                self._worker_bytes = process.own_bytes()
+
+    def _has_room_for_spare(self) -> bool:
+        """As much again must stay free, for the worker of the next model."""
+        return self._free_bytes() >= 2 * self._worker_bytes
 
     def _on_push(self, process: WorkerProcess, message: FrameMessage) -> None:
         self._loader.on_status(process, unpack(WorkerStatus, message.payload))

@@ -38,6 +38,7 @@ _THREAD_AT_FAULT: Final = "Current thread"
 _MAX_FRAMES: Final = 4
 _LOG_TAIL_BYTES: Final = 64 * 1024
 _MAX_LOGGED_ERRORS: Final = 16
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -184,6 +185,14 @@ class WorkerProcess:
             raise refuse(
                 Code.DEADLINE_EXCEEDED, f"no answer to `{kind}`", f"within {limit_s:g}s", "allow more time or retry"
             ) from error
+
+    def own_bytes(self) -> int:
+        """Resident memory that it shares with no file and no other process. 0: it is gone."""
+        try:
+            _, resident, shared, *_ = Path(f"/proc/{self.pid}/statm").read_text().split()
+        except (OSError, ValueError):
+            return 0
+        return (int(resident) - int(shared)) * _PAGE_BYTES
 
     def save(self) -> None:
         """Write the record with which the next supervisor adopts this process.

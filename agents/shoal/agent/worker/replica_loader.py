@@ -83,9 +83,9 @@ class ReplicaLoader:
             await self._fail(assignment.id, error.refusal)
         finally:
             if _is_deferrable(assignment):
-                self._spare.ensure_after(SPARE_DELAY_S)
+                self._spare.replenish_after(SPARE_DELAY_S)
             else:
-                self._spare.ensure()
+                self._spare.replenish()
 
     def on_status(self, process: WorkerProcess, status: WorkerStatus) -> None:
         """The process reports how far a replica's load has come."""

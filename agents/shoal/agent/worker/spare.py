@@ -25,7 +25,8 @@ class SpareWorker:
     """Starts the spare worker, and hands it to whoever needs a worker.
 
     `spawn` starts a process; it raises OSError. `connect` connects a process that was started; it raises ShoalError.
-    `fits` says whether a process may open the files of all devices that are known now.
+    `fits` says whether a process may open the files of all devices that are known now. `has_room` says whether the
+    machine has memory for a process that only saves time.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class SpareWorker:
         fits: Callable[[WorkerProcess], bool],
         clock: AgentClock,
         tasks: BackgroundTasks,
+        *,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self._spawn = spawn
         self._connect = connect
@@ -44,26 +47,44 @@ class SpareWorker:
         self._process: WorkerProcess | None = None
         self._ready: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._has_room = has_room
+        self._is_waiting_for_room = False
 
     @property
     def process(self) -> WorkerProcess | None:
         """The spare worker; it may still start. None if there is none now."""
         return self._process
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is one that a load could take at once."""
+        return self._process is not None and self._process.client is not None
+
+    def replenish(self) -> None:
+        """Start a spare if there is none and the machine has room for it; without room, look again later. When memory
+        runs out the kernel may kill what serves, and not the spare that was too much."""
+        if self._process is not None or self._is_closed or self._is_waiting_for_room:
+            return
+        if self._has_room():
+            self.ensure()
+            return
+        self._is_waiting_for_room = True
+        self.replenish_after(RETRY_S)
+
     def ensure(self) -> None:
-        """Start a spare if there is none. If that fails, it is tried again later."""
+        """Start a spare if there is none, for a load that waits for it. If that fails, it is tried again later."""
         if self._process is None and not self._is_closed:
             try:
                 self._process = self._spawn()
             except OSError as error:
                 _log.error("spare_worker_start_failed", error=str(error))
-                self.ensure_after(RETRY_S)
+                self.replenish_after(RETRY_S)
                 return
             lower_priority_briefly(self._process, self._clock, self._tasks)
             self._ready = self._tasks.spawn(self._await_ready(self._process))
 
-    def ensure_after(self, delay_s: Seconds) -> None:
-        self._tasks.spawn(self._ensure_later(delay_s))
+    def replenish_after(self, delay_s: Seconds) -> None:
+        self._tasks.spawn(self._replenish_later(delay_s))
 
     async def take(self, *, urgent: bool = True) -> WorkerProcess:
         """A connected worker that holds nothing; the caller must end it. `urgent`: give it normal priority now, at the
@@ -106,7 +127,7 @@ class SpareWorker:
         if process is self._process:
             self._process = None
             _log.warning("spare_worker_exited", worker=process.name, error=str(process.explain_exit(oom=False)[1]))
-            self.ensure_after(RETRY_S)
+            self.replenish_after(RETRY_S)
 
     def close(self) -> None:
         """Start no other one from now on."""
@@ -127,9 +148,10 @@ class SpareWorker:
             await process.end()
             raise
 
-    async def _ensure_later(self, delay_s: Seconds) -> None:
+    async def _replenish_later(self, delay_s: Seconds) -> None:
         await self._clock.sleep(delay_s)
-        self.ensure()
+        self._is_waiting_for_room = False
+        self.replenish()
 
 
 def lower_priority_briefly(process: WorkerProcess, clock: AgentClock, tasks: BackgroundTasks) -> None:

@@ -179,6 +179,10 @@ class SimWorkerPool:
         if worker is not None:
             worker.verdict = verdict
 
+    def worker_bytes(self) -> Bytes:
+        """A simulated process weighs nothing."""
+        return Bytes(0)
+
     async def probe(self, device: Device) -> Receipt:
         self._process.gate(f"probe {device.name}")
         machine = self._machine

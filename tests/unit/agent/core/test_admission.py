@@ -27,6 +27,13 @@ def test_refused_with_what_was_found_and_asked() -> None:
     assert refusal.remedy
 
 
+def test_the_process_of_a_replica_counts_beside_its_model() -> None:
+    assert admit(ASKED, reading(1300), None, (), OWN, 300) is None
+    refusal = admit(ASKED, reading(1299), None, (), OWN, 300)
+    assert refusal is not None
+    assert refusal.asked == "1.27KiB"
+
+
 def test_what_others_load_there_now_is_set_aside_and_itself_is_not() -> None:
     others = (loading("a-2", "cpu0", 500), loading("a-3", "gpu0", 10**9), loading(ASKED.id, "cpu0", 1000))
     assert admit(ASKED, reading(1500), None, others, OWN) is None
