@@ -1,7 +1,11 @@
-"""How placement scales, and how well it chooses: `shoal bench placement --scale [--nodes N]`, `--quality`.
+"""How placement scales, how well it chooses, and what fits: `shoal bench placement` `--scale`, `--quality`, `--memory`.
 
 `--quality` (`_placement/quality.py`): 200 instances of published latencies and joules, up to 200 services on 60
 devices, beside the optimum of HiGHS and the rules of other schedulers; the exit status is 1 where a goal is missed.
+
+`--memory` (`_placement/memory.py`): 200 placements of real models into little memory, which a foreign process of a
+seeded schedule shares, beside placement by count and by file size; the exit status is 1 where memory ran out under
+Shoal. It needs a control group (root, or `systemd-run --user --scope -p Delegate=yes`). `--quick`: under two minutes.
 
 `--scale`: one regional coordinator in this process, with its real controllers over a SQLite store. Its agents are only
 values, which send their heartbeats on time and do at once what they are told (`_placement/agents.py`). The region
@@ -322,6 +326,7 @@ def main() -> None:
     parts = parser.add_mutually_exclusive_group(required=True)
     parts.add_argument("--scale", action="store_true", help="what a region's steps cost, by its size")
     parts.add_argument("--quality", action="store_true", help="how near to the optimum placement chooses")
+    parts.add_argument("--memory", action="store_true", help="real models near the limit of memory")
     parser.add_argument("--nodes", type=int, help="this size alone; default: " + ", ".join(map(str, SIZES)))
     parser.add_argument("--idle", type=float, default=15.0, help="seconds of rest")
     parser.add_argument("--applies", type=int, default=200, help="workloads applied one by one")
@@ -332,12 +337,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the instances")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds for HiGHS on one instance")
     parser.add_argument("--data", type=Path, help="measurements for the instances; default: those in _placement")
+    parser.add_argument("--placements", type=int, default=200, help="of --memory, by each rule")
+    parser.add_argument("--room", type=int, default=1024, help="of --memory: MiB of the machine that is imitated")
+    parser.add_argument("--quick", action="store_true", help="of --memory: a few models and placements")
     given = parser.parse_args()
     print(machine_line(), flush=True)
     if given.quality:
         from _placement import quality
 
         sys.exit(quality.main(given.data, given.instances, given.seed, given.limit))
+    if given.memory:
+        from _placement import memory
+        from _prediction.live_models import MODELS
+
+        names, count = (memory.QUICK_MODELS, memory.QUICK_PLACEMENTS) if given.quick else (MODELS, given.placements)
+        sys.exit(memory.main(tuple(names), count, given.room, given.seed))
     if given.nodes is None:
         options = [each for each in sys.argv[1:] if each != "--scale"]
         found = [_of_child(nodes, options) for nodes in SIZES]
