@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -171,7 +171,9 @@ class NoModels:
     async def delete(self, digest: str) -> None:
         raise NotImplementedError
 
-    async def inspect(self, path: str, digest: str) -> ModelProfile:
+    async def inspect(
+        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
         raise NotImplementedError
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:

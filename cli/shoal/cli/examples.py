@@ -101,6 +101,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal model push oci://registry.example/vision/reader@sha256:HEX", "from a registry, by manifest"),
         ("shoal model push hf://owner/reader@main/onnx/model.onnx --name reader", "from a model hub"),
         ("shoal model push reader.onnx --name ocr --samples lines.npz", "with inputs to warm up with"),
+        ("shoal model push reader.onnx --shape x=1x3x48x480", "its usual size, to count costs at"),
     ),
     "model ls": (("shoal model ls -o wide", "who pushed them, and when"),),
     "model rm": (("shoal model rm reader", ""),),

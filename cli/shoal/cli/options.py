@@ -128,6 +128,26 @@ class LabelPair(click.ParamType[tuple[str, str]]):
 LABEL = LabelPair()
 
 
+class TensorShape(click.ParamType[tuple[str, tuple[int, ...]]]):
+    """NAME=1x3x48x320, with ? for an axis that stays open."""
+
+    name = "name=1x3x?x320"
+
+    def convert(
+        self, value: str | tuple[str, tuple[int, ...]], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...]]:
+        if isinstance(value, tuple):
+            return value
+        name, _, text = value.rpartition("=")
+        lengths = text.split("x")
+        if not name or not all(each == "?" or (each.isdecimal() and len(each) < 11) for each in lengths):
+            self.fail(f"{value!r:.80} is not NAME=1x3x48x320", param, ctx)
+        return name, tuple(-1 if each == "?" else int(each) for each in lengths)
+
+
+TENSOR_SHAPE = TensorShape()
+
+
 def connection(command: F) -> F:
     """--context and --region."""
     command = click.option("--region", envvar="SHOAL_REGION", default="", help="Refuse any other region than this.")(

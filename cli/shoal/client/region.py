@@ -345,11 +345,13 @@ class RegionClient:
         return send_file(self._connection, "Push", path, "", progress, b"", samples_of=model)
 
     def push(
-        self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
-    ) -> artifacts_pb2.PushReply:
+        self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b"",
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> artifacts_pb2.PushReply:  # fmt: skip
         """Send one .onnx file, with its OpenSSF model signature if there is one. The coordinator verifies and inspects
-        it before storing."""
-        return send_file(self._connection, "Push", path, name, progress, signature)
+        it before storing. shapes: by input, those that its costs are counted at; -1 leaves an axis to the inspection.
+        """
+        return send_file(self._connection, "Push", path, name, progress, signature, shapes=shapes)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """As `push`, without storing."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,14 +24,16 @@ Progress = Callable[[int, int], None]
 
 def send_file(
     connection: LeaderConnection, method: str, path: Path, name: str, progress: Progress | None, signature: bytes,
-    samples_of: str = "",
+    samples_of: str = "", shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> artifacts_pb2.PushReply:  # fmt: skip
-    """Send a file in chunks. method: `Push` or `Inspect`. samples_of: the model that a sample pack is for. Raises
-    ShoalError."""
+    """Send a file in chunks. method: `Push` or `Inspect`. samples_of: the model that a sample pack is for. shapes: of
+    inputs, to count at. Raises ShoalError."""
     digest, size = digest_of(path, PACK_BYTES if samples_of else MODEL_BYTES)
 
     def chunks() -> Iterable[artifacts_pb2.PushChunk]:
         head = artifacts_pb2.PushHead(name=name, size=size, digest=digest, signature=signature, samples_of=samples_of)
+        for tensor, dims in (shapes or {}).items():
+            head.reference_shapes[tensor].dims.extend(dims)
         yield artifacts_pb2.PushChunk(head=head)
         done = 0
         with path.open("rb") as file:

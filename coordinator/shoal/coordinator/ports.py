@@ -429,8 +429,11 @@ class Signals(Protocol):
 class Inspector(Protocol):
     """Reads an untrusted model in a child process with limits on time, memory and files."""
 
-    async def inspect(self, path: str, digest: str) -> ModelProfile:
-        """Raises ShoalError(MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED)."""
+    async def inspect(
+        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
+        """shapes: of inputs, that costs are counted at; others are chosen. Raises ShoalError(MODEL_INVALID | MODEL_PATH
+        | MODEL_TOO_LARGE | CUSTOM_OP_DENIED | INVALID_ARGUMENT)."""
         ...
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:

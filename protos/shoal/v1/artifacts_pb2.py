@@ -25,39 +25,43 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import nouns_pb2 as shoal_dot_v1_dot_nouns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/artifacts.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"(\n\nFetchChunk\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"r\n\x08PushHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x12\n\nsamples_of\x18\x05 \x01(\t\x12\x13\n\x0brecorded_by\x18\x06 \x01(\t\"G\n\tPushChunk\x12\"\n\x04head\x18\x01 \x01(\x0b\x32\x12.shoal.v1.PushHeadH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xde\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x11\n\tpushed_at\x18\x04 \x01(\x01\x12\x11\n\tpushed_by\x18\x05 \x01(\t\x12\'\n\x07profile\x18\x06 \x01(\x0b\x32\x16.shoal.v1.ModelProfile\x12&\n\x07used_by\x18\x07 \x03(\x0b\x32\x15.shoal.v1.WorkloadKey\x12,\n\nsignatures\x18\x08 \x03(\x0b\x32\x18.shoal.v1.ModelSignature\"\x8a\x01\n\x0eModelSignature\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\"\n\x07refusal\x18\x06 \x01(\x0b\x32\x11.shoal.v1.Refusal\"\xc2\x01\n\nProvenance\x12\x0f\n\x07samples\x18\x01 \x01(\t\x12\'\n\x08workload\x18\x02 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x12\n\nassignment\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x10\n\x08provider\x18\x06 \x01(\t\x12\x17\n\x0fruntime_version\x18\x07 \x01(\t\x12\x11\n\tprecision\x18\x08 \x01(\t\x12\n\n\x02\x61t\x18\t \x01(\x01\"\x81\x01\n\x04Pack\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\x08\x12&\n\x08recorded\x18\x06 \x01(\x0b\x32\x14.shoal.v1.Provenance\"Z\n\tPushReply\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\x12\x1c\n\x04pack\x18\x03 \x01(\x0b\x32\x0e.shoal.v1.Pack\"!\n\x11ListModelsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"Q\n\x0fListModelsReply\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\x12\x1d\n\x05packs\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Pack\"\"\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"9\n\x10RemoveModelReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rbytes_removed\x18\x02 \x01(\x08\x32\xe9\x02\n\tArtifacts\x12\x37\n\x05\x46\x65tch\x12\x16.shoal.v1.FetchRequest\x1a\x14.shoal.v1.FetchChunk0\x01\x12\x32\n\x04Push\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12\x35\n\x07Inspect\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12\x34\n\x06Record\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12>\n\x04List\x12\x1b.shoal.v1.ListModelsRequest\x1a\x19.shoal.v1.ListModelsReply\x12\x42\n\x06Remove\x12\x1c.shoal.v1.RemoveModelRequest\x1a\x1a.shoal.v1.RemoveModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/artifacts.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"(\n\nFetchChunk\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xfe\x01\n\x08PushHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x12\n\nsamples_of\x18\x05 \x01(\t\x12\x13\n\x0brecorded_by\x18\x06 \x01(\t\x12\x41\n\x10reference_shapes\x18\x07 \x03(\x0b\x32\'.shoal.v1.PushHead.ReferenceShapesEntry\x1aG\n\x14ReferenceShapesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.shoal.v1.Shape:\x02\x38\x01\"G\n\tPushChunk\x12\"\n\x04head\x18\x01 \x01(\x0b\x32\x12.shoal.v1.PushHeadH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xde\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x11\n\tpushed_at\x18\x04 \x01(\x01\x12\x11\n\tpushed_by\x18\x05 \x01(\t\x12\'\n\x07profile\x18\x06 \x01(\x0b\x32\x16.shoal.v1.ModelProfile\x12&\n\x07used_by\x18\x07 \x03(\x0b\x32\x15.shoal.v1.WorkloadKey\x12,\n\nsignatures\x18\x08 \x03(\x0b\x32\x18.shoal.v1.ModelSignature\"\x8a\x01\n\x0eModelSignature\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12\"\n\x07refusal\x18\x06 \x01(\x0b\x32\x11.shoal.v1.Refusal\"\xc2\x01\n\nProvenance\x12\x0f\n\x07samples\x18\x01 \x01(\t\x12\'\n\x08workload\x18\x02 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x12\n\nassignment\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x10\n\x08provider\x18\x06 \x01(\t\x12\x17\n\x0fruntime_version\x18\x07 \x01(\t\x12\x11\n\tprecision\x18\x08 \x01(\t\x12\n\n\x02\x61t\x18\t \x01(\x01\"\x81\x01\n\x04Pack\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\x08\x12&\n\x08recorded\x18\x06 \x01(\x0b\x32\x14.shoal.v1.Provenance\"Z\n\tPushReply\x12\x1e\n\x05model\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.Model\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\x12\x1c\n\x04pack\x18\x03 \x01(\x0b\x32\x0e.shoal.v1.Pack\"!\n\x11ListModelsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"Q\n\x0fListModelsReply\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Model\x12\x1d\n\x05packs\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Pack\"\"\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"9\n\x10RemoveModelReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x15\n\rbytes_removed\x18\x02 \x01(\x08\x32\xe9\x02\n\tArtifacts\x12\x37\n\x05\x46\x65tch\x12\x16.shoal.v1.FetchRequest\x1a\x14.shoal.v1.FetchChunk0\x01\x12\x32\n\x04Push\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12\x35\n\x07Inspect\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12\x34\n\x06Record\x12\x13.shoal.v1.PushChunk\x1a\x13.shoal.v1.PushReply(\x01\x12>\n\x04List\x12\x1b.shoal.v1.ListModelsRequest\x1a\x19.shoal.v1.ListModelsReply\x12\x42\n\x06Remove\x12\x1c.shoal.v1.RemoveModelRequest\x1a\x1a.shoal.v1.RemoveModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.artifacts_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PUSHHEAD_REFERENCESHAPESENTRY']._loaded_options = None
+  _globals['_PUSHHEAD_REFERENCESHAPESENTRY']._serialized_options = b'8\001'
   _globals['_FETCHREQUEST']._serialized_start=60
   _globals['_FETCHREQUEST']._serialized_end=106
   _globals['_FETCHCHUNK']._serialized_start=108
   _globals['_FETCHCHUNK']._serialized_end=148
-  _globals['_PUSHHEAD']._serialized_start=150
-  _globals['_PUSHHEAD']._serialized_end=264
-  _globals['_PUSHCHUNK']._serialized_start=266
-  _globals['_PUSHCHUNK']._serialized_end=337
-  _globals['_MODEL']._serialized_start=340
-  _globals['_MODEL']._serialized_end=562
-  _globals['_MODELSIGNATURE']._serialized_start=565
-  _globals['_MODELSIGNATURE']._serialized_end=703
-  _globals['_PROVENANCE']._serialized_start=706
-  _globals['_PROVENANCE']._serialized_end=900
-  _globals['_PACK']._serialized_start=903
-  _globals['_PACK']._serialized_end=1032
-  _globals['_PUSHREPLY']._serialized_start=1034
-  _globals['_PUSHREPLY']._serialized_end=1124
-  _globals['_LISTMODELSREQUEST']._serialized_start=1126
-  _globals['_LISTMODELSREQUEST']._serialized_end=1159
-  _globals['_LISTMODELSREPLY']._serialized_start=1161
-  _globals['_LISTMODELSREPLY']._serialized_end=1242
-  _globals['_REMOVEMODELREQUEST']._serialized_start=1244
-  _globals['_REMOVEMODELREQUEST']._serialized_end=1278
-  _globals['_REMOVEMODELREPLY']._serialized_start=1280
-  _globals['_REMOVEMODELREPLY']._serialized_end=1337
-  _globals['_ARTIFACTS']._serialized_start=1340
-  _globals['_ARTIFACTS']._serialized_end=1701
+  _globals['_PUSHHEAD']._serialized_start=151
+  _globals['_PUSHHEAD']._serialized_end=405
+  _globals['_PUSHHEAD_REFERENCESHAPESENTRY']._serialized_start=334
+  _globals['_PUSHHEAD_REFERENCESHAPESENTRY']._serialized_end=405
+  _globals['_PUSHCHUNK']._serialized_start=407
+  _globals['_PUSHCHUNK']._serialized_end=478
+  _globals['_MODEL']._serialized_start=481
+  _globals['_MODEL']._serialized_end=703
+  _globals['_MODELSIGNATURE']._serialized_start=706
+  _globals['_MODELSIGNATURE']._serialized_end=844
+  _globals['_PROVENANCE']._serialized_start=847
+  _globals['_PROVENANCE']._serialized_end=1041
+  _globals['_PACK']._serialized_start=1044
+  _globals['_PACK']._serialized_end=1173
+  _globals['_PUSHREPLY']._serialized_start=1175
+  _globals['_PUSHREPLY']._serialized_end=1265
+  _globals['_LISTMODELSREQUEST']._serialized_start=1267
+  _globals['_LISTMODELSREQUEST']._serialized_end=1300
+  _globals['_LISTMODELSREPLY']._serialized_start=1302
+  _globals['_LISTMODELSREPLY']._serialized_end=1383
+  _globals['_REMOVEMODELREQUEST']._serialized_start=1385
+  _globals['_REMOVEMODELREQUEST']._serialized_end=1419
+  _globals['_REMOVEMODELREPLY']._serialized_start=1421
+  _globals['_REMOVEMODELREPLY']._serialized_end=1478
+  _globals['_ARTIFACTS']._serialized_start=1481
+  _globals['_ARTIFACTS']._serialized_end=1842
 # @@protoc_insertion_point(module_scope)

@@ -67,12 +67,34 @@ Global___FetchChunk: _TypeAlias = FetchChunk  # noqa: Y015
 class PushHead(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReferenceShapesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _nouns_pb2.Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _nouns_pb2.Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     SAMPLES_OF_FIELD_NUMBER: _builtins.int
     RECORDED_BY_FIELD_NUMBER: _builtins.int
+    REFERENCE_SHAPES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     digest: _builtins.str
@@ -83,6 +105,10 @@ class PushHead(_message.Message):
     """Name or digest of the pushed model that these are samples for (an .npz file); empty: it is a model itself."""
     recorded_by: _builtins.str
     """Assignment that these are the answers of, where an agent recorded them."""
+    @_builtins.property
+    def reference_shapes(self) -> _containers.MessageMap[_builtins.str, _nouns_pb2.Shape]:
+        """By input, the shape that costs are counted at and replicas are warmed up with; -1 leaves an axis to the inspection."""
+
     def __init__(
         self,
         *,
@@ -92,10 +118,11 @@ class PushHead(_message.Message):
         signature: _builtins.bytes = ...,
         samples_of: _builtins.str = ...,
         recorded_by: _builtins.str = ...,
+        reference_shapes: _abc.Mapping[_builtins.str, _nouns_pb2.Shape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "recorded_by", b"recorded_by", "samples_of", b"samples_of", "signature", b"signature", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "recorded_by", b"recorded_by", "reference_shapes", b"reference_shapes", "samples_of", b"samples_of", "signature", b"signature", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,8 @@ RECEIPT: Final = CountLimits(fields=2_048, repeated=512, by_field={"shoal.v1.Ker
 on CPUs, with 1,076 version bounds."""
 LABELS: Final = CountLimits(fields=512, repeated=64)
 """For a token or a node: as many labels as a node may have."""
+PUSH: Final = CountLimits(fields=2_048, repeated=1_024)
+"""For a chunk of a push, whose head may name shapes: 64, each of 16 lengths."""
 ENVELOPE_CONTENT: Final = CountLimits(fields=65_536, repeated=16_384)
 """For a signed message from one region to another: a solicitation with the profiles of its models."""
 
@@ -64,6 +66,9 @@ _OF_METHODS: Final[Mapping[str, CountLimits]] = {
     "/shoal.v1.Operator/Apply": PLAN,
     "/shoal.v1.Operator/CreateToken": LABELS,
     "/shoal.v1.Operator/Label": LABELS,
+    "/shoal.v1.Artifacts/Push": PUSH,
+    "/shoal.v1.Artifacts/Inspect": PUSH,
+    "/shoal.v1.Artifacts/Record": PUSH,
     "/shoal.v1.Joining/Join": SMALL,
 }
 _OF_MESSAGES: Final[Mapping[type[Message], CountLimits]] = {

@@ -106,12 +106,15 @@ class KnownModels:
     async def delete(self, digest: str) -> None:
         self.kept.discard(digest)
 
-    async def inspect(self, path: str, digest: str) -> ModelProfile:
+    async def inspect(
+        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
         spec = (TensorSpec("x", "FP32", (1, 3, 48, 48)),)
         cost = (OperatorCost("Conv", 10, 1e8, 1e6),)
+        counted = dict(shapes or {"x": (1, 3, 48, 48)})
         return ModelProfile(
-            digest, Bytes(1000), 8, 13, {"": 13}, "test", "fp32", spec, spec, {"x": (1, 3, 48, 48)}, cost, Bytes(900),
-            Bytes(2000), True, {},
+            digest, Bytes(1000), 8, 13, {"": 13}, "test", "fp32", spec, spec, counted, cost, Bytes(900), Bytes(2000),
+            True, {},
         )  # fmt: skip
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:

@@ -72,6 +72,6 @@ def test_a_model_that_no_device_tried_warms_up_with_the_samples_pushed_with_it(s
 
 def test_a_push_says_the_name_that_it_was_given(stack: DevStack, tmp_path: Path) -> None:
     """Also where the model is there under another."""
-    digest = push_model(stack, "first", tmp_path)
+    digest = push_model(stack, "first", tmp_path, "--shape", "rate=3")
     done = stack.shoal("model", "push", str(tmp_path / "first.onnx"), "--name", "second")
     assert done.stdout.startswith(f"second  {digest}  (was there)"), done.stdout + done.stderr

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import click
 import ml_dtypes
 import numpy as np
 import pytest
 
 from shoal.cli.arrays import RequestInputs, match_inputs, read_inputs, save_outputs, to_json_value
 from shoal.cli.commands.infer import preview
+from shoal.cli.options import TENSOR_SHAPE
 from shoal.client.inference import _outputs, _refusal
 from shoal.client.tensors import ModelMetadata, TensorSpec, bfloat16, float32
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -130,3 +132,10 @@ def test_a_preview_is_one_line() -> None:
         np.array([-1.16622e-2, 1.08268e-1, -4.22189e-2, 3.71609e-3, -2.14613e-6, 6.9e-2], np.float32)
     )
     assert preview(np.arange(9)) == "[0 1 2 3 4 5]"
+
+
+def test_a_shape_is_typed_as_it_is_printed() -> None:
+    assert TENSOR_SHAPE.convert("x=1x3x?x320", None, None) == ("x", (1, 3, -1, 320))
+    for wrong in ("x", "x=", "=1", "x=1x", "x=-1", "x=1x3.5", "x=99999999999"):
+        with pytest.raises(click.UsageError):
+            TENSOR_SHAPE.convert(wrong, None, None)

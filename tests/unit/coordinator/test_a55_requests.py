@@ -21,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from harness.attacks.repeated_fields import RepeatedField, methods, repeated_fields
 from harness.report import record
+from shoal.coordinator.api.artifacts import MAX_AXES, MAX_SHAPES, _shapes_of
 from shoal.coordinator.api.request_limits import RequestLimitInterceptor
 from shoal.types.codes import Code, ShoalError
 from shoal.types.offer import Solicitation
@@ -104,6 +105,33 @@ def test_a55_unknown_fields_are_counted_on_every_method() -> None:
 def test_a55_every_method_that_can_be_crowded_has_limits() -> None:
     without = [method for method in METHODS if limits_of(method).fields == 0]
     assert without == [], "give them limits in shoal/wire/request_limits.py"
+
+
+def test_a55_a_push_may_name_as_many_shapes_as_a_model_has() -> None:
+    read = make_reader("/shoal.v1.Artifacts/Push", artifacts_pb2.PushChunk.FromString)
+
+    def chunk(shapes: int) -> bytes:
+        head = artifacts_pb2.PushHead(name="reader", size=1, digest="sha256:0")
+        for index in range(shapes):
+            head.reference_shapes[f"input_{index}"].dims.extend([2**31 - 1] * MAX_AXES)
+        return artifacts_pb2.PushChunk(head=head).SerializeToString()
+
+    assert len(read(chunk(MAX_SHAPES)).head.reference_shapes) == MAX_SHAPES
+    with pytest.raises(ShoalError) as error:
+        read(chunk(8 * MAX_SHAPES))
+    assert error.value.code is Code.FIELD_TOO_MANY
+
+
+@pytest.mark.parametrize(
+    "shapes", [{"x": [0]}, {"x": [-2]}, {"x": [2**31]}, {"x": [1] * (MAX_AXES + 1)}, {f"x{n}": [1] for n in range(65)}]
+)
+def test_a55_lengths_of_a_push_that_no_tensor_has_are_refused(shapes: dict[str, list[int]]) -> None:
+    head = artifacts_pb2.PushHead()
+    for name, dims in shapes.items():
+        head.reference_shapes[name].dims.extend(dims)
+    with pytest.raises(ShoalError) as error:
+        _shapes_of(head)
+    assert error.value.code is Code.INVALID_ARGUMENT
 
 
 def test_a55_a_method_without_limits_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

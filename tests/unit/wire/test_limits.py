@@ -233,7 +233,8 @@ def test_the_reference_of_limits_is_true() -> None:
         "deadline of a request, whatever it says": f"{MAX_RUN_S:g} s",
         "fields of one request of an operator, an agent, a region, a stranger, before it is parsed": (
             f"{request_limits.SMALL.fields}; of a plan {request_limits.PLAN.fields:,} ({request_limits.MAX_TEXTS:,} "
-            f"texts, {request_limits.MAX_SOURCES:,} model sources); of an agent's message "
+            f"texts, {request_limits.MAX_SOURCES:,} model sources); of a push {request_limits.PUSH.fields:,}; "
+            "of an agent's message "
             f"{request_limits.SESSION.fields:,}; of what regions sign {request_limits.ENVELOPE_CONTENT.fields:,}"
         ),
         "YAML values of one plan, in all its texts": f"{MAX_TOTAL_NODES:,}",

@@ -9,7 +9,7 @@ from shoal.cli.listing import ListingOptions, Target, listing, run_listing
 from shoal.cli.model_sources import FORMS, model_file
 from shoal.cli.modelfiles import model_name, signature_of
 from shoal.cli.names import MODEL
-from shoal.cli.options import connect, connection, output
+from shoal.cli.options import TENSOR_SHAPE, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
@@ -60,11 +60,19 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
     type=click.Path(path_type=Path),
     help="An .npz of inputs (and answers) to warm replicas up with, where a workload brings none of its own.",
 )
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    type=TENSOR_SHAPE,
+    metavar="INPUT=1x3x48x320",
+    help="Lengths of an input, to count costs at and warm up with; ? leaves an axis to the inspection. Repeat.",
+)
 @connection
 @output
 def push(
-    source: str, name: str, digest: str, signature: Path | None, samples: Path | None, context: str, region: str,
-    output: str,
+    source: str, name: str, digest: str, signature: Path | None, samples: Path | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], context: str, region: str, output: str,
 ) -> None:  # fmt: skip
     """Send a model to the region: its signature is verified, it is inspected in a sandbox, then stored.
 
@@ -79,7 +87,7 @@ def push(
         signed = signature_of(file, signature)
         name = name or model_name(Path(source) if Path(source).is_dir() else file)
         with bytes_progress(f"push {file.name}", size) as progress:
-            reply = api.push(file, name, progress, signature=signed)
+            reply = api.push(file, name, progress, signature=signed, shapes=dict(shapes))
         if samples is not None:
             with bytes_progress(f"push {samples.name}", samples.stat().st_size) as progress:
                 api.push_samples(samples, reply.model.digest, progress)

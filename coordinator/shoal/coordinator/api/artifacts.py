@@ -1,7 +1,7 @@
 """Service Artifacts: uploads, downloads and records of models and sample packs."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view, pack_view
@@ -20,6 +20,10 @@ from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
 from shoal.wire.certificates import identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
+MAX_SHAPES: Final = 64
+"""Inputs whose shapes a push may say."""
+MAX_AXES: Final = 16
+"""Lengths of one of them."""
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]
 
 
@@ -48,8 +52,9 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
             existed = await run_to_completion(self._keep_pack(pack, head.samples_of, actor))
             view = pack_view(self._region.workloads.catalog, pack, head.samples_of)
             return artifacts_pb2.PushReply(pack=view, existed=existed)
+        shapes = _shapes_of(head)
         profile = await self._region.models.receive(
-            head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
+            head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature, shapes=shapes
         )
         return self._reply(await run_to_completion(self._keep(profile, head, actor)), head.name)
 
@@ -63,7 +68,10 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         return artifacts_pb2.PushReply(pack=pack_view(self._region.workloads.catalog, pack, head.samples_of))
 
     async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> PushResult:
-        pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor, signature=head.signature)
+        pushed = await self._region.models.keep(
+            profile, head.name, head.digest, actor=actor, signature=head.signature,
+            has_shapes=bool(head.reference_shapes),
+        )  # fmt: skip
         await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.was_known else "stored")
         return pushed
 
@@ -151,6 +159,20 @@ async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:
             Code.MESSAGE_INVALID, "a push without its head", "name, size and digest first", "use `shoal model push`"
         )
     return first.head
+
+
+def _shapes_of(head: artifacts_pb2.PushHead) -> dict[str, tuple[int, ...]]:
+    """The bounds are those of `spec.model.shapes`. Raises ShoalError(INVALID_ARGUMENT)."""
+    found = {name: tuple(shape.dims) for name, shape in head.reference_shapes.items()}
+    if len(found) > MAX_SHAPES or any(
+        len(shape) > MAX_AXES or any(length != -1 and not 1 <= length < 2**31 for length in shape)
+        for shape in found.values()
+    ):
+        raise refuse(
+            Code.INVALID_ARGUMENT, f"{len(found)} shapes", f"at most {MAX_SHAPES} of {MAX_AXES} lengths, 1 to 2^31 - 1",
+            "shoal model push --shape NAME=1x3x48x320",
+        )  # fmt: skip
+    return found
 
 
 async def _data(chunks: Chunks) -> AsyncIterator[bytes]:

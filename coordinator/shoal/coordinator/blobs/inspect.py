@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,15 +57,20 @@ class ChildInspector:
         self._limits = limits or InspectionLimits()
         self._slots = asyncio.Semaphore(self._limits.max_children)
 
-    async def inspect(self, path: str, digest: str) -> ModelProfile:
-        """The profile of the file with this digest. The parent opens the file once; the child hashes and reads that
-        same descriptor.
+    async def inspect(
+        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
+        """The profile of the file with this digest, at these shapes.
+
+        The parent opens the file once; the child hashes and reads that same descriptor.
 
         Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH | MODEL_TOO_LARGE | MODEL_DIGEST | MODEL_ARCHIVE | MODEL_INVALID |
-        CUSTOM_OP_DENIED) and nothing else but CancelledError.
+        CUSTOM_OP_DENIED | INVALID_ARGUMENT) and nothing else but CancelledError.
         """
         most = self._limits.rules.max_size_bytes
-        answer = await self._read(path, digest, most, "a model in one protobuf file ends below 2 GiB: quantise it")
+        answer = await self._read(
+            path, digest, most, "a model in one protobuf file ends below 2 GiB: quantise it", shapes=shapes
+        )
         return _parse_profile(answer, digest)
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
@@ -73,7 +79,10 @@ class ChildInspector:
         answer = await self._read(path, digest, PACK_BYTES, "fewer or smaller samples", asked)
         return _parse_pack(answer, digest)
 
-    async def _read(self, path: str, digest: str, most: int, remedy: str, samples_of: Tensors | None = None) -> bytes:
+    async def _read(
+        self, path: str, digest: str, most: int, remedy: str, samples_of: Tensors | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> bytes:  # fmt: skip
         """The child's answer for the file at `path`, which may have at most `most` bytes."""
         file = OpenFile()
         try:
@@ -82,14 +91,17 @@ class ChildInspector:
             if size > most:
                 raise refuse(Code.MODEL_TOO_LARGE, f"{size} bytes", f"at most {most} in one file", remedy)
             async with self._slots:
-                return await self._run_child(file.descriptor, size, digest, samples_of)
+                return await self._run_child(file.descriptor, size, digest, samples_of, shapes or {})
         finally:
             file.close()
 
-    async def _run_child(self, descriptor: int, size: int, digest: str, samples_of: Tensors | None) -> bytes:
+    async def _run_child(
+        self, descriptor: int, size: int, digest: str, samples_of: Tensors | None,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> bytes:  # fmt: skip
         limits = self._limits
         memory = limits.memory_bytes + 4 * size
-        request = InspectionRequest(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of)
+        request = InspectionRequest(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of, shapes)
         try:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", request.to_text()),

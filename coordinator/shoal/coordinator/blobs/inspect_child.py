@@ -10,7 +10,8 @@ import os
 import resource
 import signal
 import sys
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ class InspectionRequest:
     rules: Rules
     # Tensors of the model that the file's samples are for. None: the file is a model.
     samples_of: Tensors | None = None
+    # By input, the shapes that costs are counted at; others are chosen.
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), default=sorted)
@@ -58,7 +61,12 @@ class InspectionRequest:
         given = json.loads(text)
         rules = {item.name: given["rules"][item.name] for item in fields(Rules)}
         sets = {name: frozenset(value) for name, value in rules.items() if isinstance(value, list)}
-        return cls(**{**given, "rules": Rules(**{**rules, **sets}), "samples_of": _tensors(given["samples_of"])})
+        read = {
+            "rules": Rules(**{**rules, **sets}),
+            "samples_of": _tensors(given["samples_of"]),
+            "shapes": {name: tuple(shape) for name, shape in given["shapes"].items()},
+        }
+        return cls(**{**given, **read})
 
 
 def _tensors(given: dict[str, list[dict[str, Any]]] | None) -> Tensors | None:
@@ -145,7 +153,7 @@ def _read(request: InspectionRequest) -> Any:
         return _read_samples(content, request.samples_of)
     from shoal.coordinator.core.graph import profile_of
 
-    return profile_of(content, request.digest, request.rules)
+    return profile_of(content, request.digest, request.rules, request.shapes)
 
 
 def _read_samples(content: bytes, model: Tensors) -> bytes | Refusal:

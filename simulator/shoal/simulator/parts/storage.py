@@ -263,7 +263,9 @@ class SimModels:
         profile = self.profiles.get(digest)
         return None if profile is None else profile.size_bytes
 
-    async def inspect(self, path: str, digest: str) -> ModelProfile:
+    async def inspect(
+        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
         profile = self.profiles.get(digest)
         if profile is None:
             raise refuse(Code.MODEL_UNKNOWN, digest, "a model that was pushed", "push it first")

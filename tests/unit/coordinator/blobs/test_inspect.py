@@ -72,7 +72,13 @@ def test_an_errand_survives_its_text() -> None:
     tensors = Tensors((TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "INT64", ()),))
     for samples_of in (None, tensors):
         errand = InspectionRequest(
-            "sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted_digests=frozenset({"a", "b"})), samples_of
+            "sha256:0",
+            5,
+            1.5,
+            2.5,
+            Rules(max_nodes=7, trusted_digests=frozenset({"a", "b"})),
+            samples_of,
+            {"x": (1, -1)},
         )
         assert InspectionRequest.from_text(errand.to_text()) == errand
 

@@ -1,7 +1,7 @@
 """A workload's samples in a region: pushed for its model, pinned on apply, told to what verifies, kept while in use."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,3 +312,21 @@ async def test_samples_beside_a_session_are_no_model_whose_state_is_looked_at(wo
     assert world.region.workloads.intents[0].session == {"x": "x"}
     wrong = [(name, text.replace("{x: x}", "{h: x}")) for name, text in stateful]
     assert await codes(world, wrong, {"./reader.npz": PACK}) == [Code.SESSION_INVALID]
+
+
+async def test_shapes_of_a_push_count_until_a_workload_uses_the_model(world: RegionFixture) -> None:
+    models, larger = world.region.models, {"x": (1, 3, 96, 96)}
+
+    async def push_at(shapes: Mapping[str, tuple[int, ...]] | None) -> tuple[int, ...]:
+        profile = await models.receive("ocr", Bytes(1000), DIGEST, content(), shapes=shapes)
+        await models.keep(profile, "ocr", DIGEST, actor="test", has_shapes=bool(shapes))
+        return world.region.workloads.catalog.models[DIGEST].profile.reference_shapes["x"]
+
+    assert await push_at(None) == (1, 3, 48, 48)
+    assert await push_at(larger) == (1, 3, 96, 96)
+    assert await push_at(None) == (1, 3, 96, 96), "a push without any leaves them"
+    await world.region.documents.apply(documents("samples: 8", ""), {}, "", "test")
+    assert await push_at({"x": (1, -1, 96, 96)}) == (1, 3, 96, 96)
+    with pytest.raises(ShoalError) as caught:
+        await push_at({"x": (1, 3, 64, 64)})
+    assert caught.value.code is Code.IN_USE

@@ -10,6 +10,7 @@ from harness.models.synthetic import BOOL, FLOAT, INT64, digest_of, graph, ints,
 from shoal.coordinator.core.graph import Rules, profile_of
 from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile, TensorSpec
+from shoal.types.units import Bytes
 
 
 def profile_model(made: ModelProto, rules: Rules | None = None) -> ModelProfile:
@@ -231,3 +232,36 @@ def test_what_one_run_holds_is_limited() -> None:
     refused = profile_of(content, digest_of(content), Rules(max_activation_bytes=16))  # type: ignore[arg-type]
     assert isinstance(refused, Refusal)
     assert refused.code is Code.MODEL_INVALID
+
+
+def test_lengths_that_are_given_come_before_those_that_are_chosen() -> None:
+    """Also where another input has the same symbol; costs are counted at them."""
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Relu", ["z"], ["r"])],
+        [tensor("x", ["batch", "length", 4]), tensor("w", [4, 8]), tensor("z", ["length", 2])],
+        [tensor("y", None), tensor("r", None)],
+    )
+    content = made.SerializeToString()
+    found = profile_of(content, digest_of(content), shapes={"x": (-1, 300, 4)})
+    assert isinstance(found, ModelProfile)
+    assert found.reference_shapes == {"x": (1, 300, 4), "w": (4, 8), "z": (300, 2)}
+    assert next(cost.flops for cost in found.costs if cost.operator == "MatMul") == 2 * 300 * 4 * 8
+
+
+@pytest.mark.parametrize("shapes", [{"none": (1,)}, {"x": (1, 2, 3)}, {"x": (2, 5)}, {"x": ()}])
+def test_lengths_that_the_model_does_not_have_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
+    content = model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", None)])
+    text = content.SerializeToString()
+    found = profile_of(text, digest_of(text), shapes=shapes)
+    assert isinstance(found, Refusal)
+    assert found.code is Code.INVALID_ARGUMENT
+
+
+def test_absurd_lengths_are_refused_for_what_they_would_hold() -> None:
+    content = model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", None)])
+    text = content.SerializeToString()
+    found = profile_of(
+        text, digest_of(text), shapes={"x": (2**31 - 1, 4)}, rules=Rules(max_activation_bytes=Bytes(2**30))
+    )
+    assert isinstance(found, Refusal)
+    assert found.code is Code.MODEL_INVALID

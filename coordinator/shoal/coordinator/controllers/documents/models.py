@@ -3,7 +3,7 @@
 A refused model leaves no bytes behind.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,18 +85,43 @@ class ModelsController:
         return await self.keep(profile, name, digest, actor=actor, signature=signature)
 
     async def receive(
-        self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, signature: bytes = b""
+        self,
+        name: str,
+        size: Bytes,
+        digest: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        signature: bytes = b"",
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> ModelProfile | None:
         """The first half of a push, which a caller may abort: verifies the bytes and returns their profile. None: the
-        model is known already.
+        model is known already. shapes: by input, those that its costs are counted at and it is warmed up with.
         """
         if name:
             check_name(name, "model name")
         if signature:
             self._check_signature(signature, digest)
         if digest in self._catalog().models and await self._blobs.stat(digest) is not None:
-            return None
-        return await self._ingest(size, digest, chunks)
+            if not shapes or self._is_counted_at(digest, shapes):
+                return None
+            self._check_unused(digest)
+        return await self._ingest(size, digest, chunks, shapes)
+
+    def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        known = self._catalog().models[digest].profile.reference_shapes
+        return all(
+            len(known.get(name, ())) == len(shape)
+            and all(length in (-1, now) for length, now in zip(shape, known.get(name, ()), strict=True))
+            for name, shape in shapes.items()
+        )
+
+    def _check_unused(self, digest: str) -> None:
+        """What runs was placed at the shapes that are known. Raises ShoalError(IN_USE)."""
+        if users := self._catalog().users_of(digest):
+            raise refuse(
+                Code.IN_USE, f"it runs as {', '.join(users)}, counted at other shapes", "a model that nothing uses",
+                "spec.model.shapes of the workload, or delete those first",
+            )  # fmt: skip
 
     async def receive_pack(self, model: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> PackRef:
         """Verifies and inspects samples for a pushed model (name or digest); the result goes to `keep_pack`.
@@ -193,8 +218,12 @@ class ModelsController:
         actor: str,
         signature: bytes = b"",
         guest_of: str = "",
+        has_shapes: bool = False,
     ) -> PushResult:
-        """The second half of a push: records the model. A guest model that is pushed here becomes this region's own."""
+        """The second half of a push: records the model. A guest model that is pushed here becomes this region's own.
+
+        has_shapes: whether the profile is at shapes that were given, and replaces another one.
+        """
         try:
             async with self._fence.documents_lock:
                 signed = self._check_signature(signature, digest) if signature else None
@@ -207,6 +236,9 @@ class ModelsController:
                     model = ModelRecord(digest, (), self._clock.wall(), actor, profile, guest_of=guest_of)
                 else:
                     model = known if guest_of else replace(known, guest_of="")
+                if has_shapes and profile is not None and model.profile != profile:
+                    self._check_unused(digest)
+                    model = replace(model, profile=profile)
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
                 if signed is not None:
@@ -320,10 +352,13 @@ class ModelsController:
         self._adopt(self._catalog().with_changes(packs=left))
         await self._blobs.delete(digest)
 
-    async def _ingest(self, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> ModelProfile:
+    async def _ingest(
+        self, size: Bytes, digest: str, chunks: AsyncIterator[bytes],
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> ModelProfile:  # fmt: skip
         path = await self._blobs.write(chunks, size=size, digest=digest)
         try:
-            return await self._inspector.inspect(path, digest)
+            return await self._inspector.inspect(path, digest, shapes)
         except BaseException:
             await self._delete_unrecorded(digest)
             raise

@@ -19,7 +19,7 @@ from shoal.coordinator.core.graph.contents import (
 )
 from shoal.coordinator.core.graph.infer import attributes_of, schema_of
 from shoal.coordinator.core.graph.operands import operands
-from shoal.coordinator.core.graph.reference import SCHEMES, axes_of, reference_inputs
+from shoal.coordinator.core.graph.reference import SCHEMES, Shapes, axes_of, check_shapes, reference_inputs
 from shoal.coordinator.core.graph.rules import RULES, Rules
 from shoal.coordinator.core.graph.scan import scan
 from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, value_from_constant
@@ -37,26 +37,30 @@ METADATA_ENTRIES: Final = 64
 """Metadata beyond these limits (a vocabulary, a licence text) stays in the model but not in its profile."""
 
 
-def profile_of(content: bytes, digest: str, rules: Rules = RULES) -> ModelProfile | Refusal:
+def profile_of(
+    content: bytes, digest: str, rules: Rules = RULES, shapes: Shapes | None = None
+) -> ModelProfile | Refusal:
     """What the model of these bytes demands of a device, or why it is refused.
 
     content: the whole file. digest: `sha256:<hex>` of it, already verified by the caller. It is copied into the profile
-    and decides whether `rules` trusts the model's custom operators. Nothing in the model is executed, and no file that
-    it names is opened.
+    and decides whether `rules` trusts the model's custom operators. shapes: of inputs, to count at; others are chosen.
+    Nothing in the model is executed, and no file that it names is opened.
     """
     refusal = scan(content, rules)
     if refusal is not None:
         return refusal
     model = ModelProto.FromString(content)
-    return check(model, digest, rules) or _profile(model, digest, len(content), rules)
+    return check(model, digest, rules) or _profile(model, digest, len(content), rules, shapes or {})
 
 
-def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelProfile | Refusal:
+def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Shapes) -> ModelProfile | Refusal:
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [info for info in model.graph.input if info.name not in constants]
+    if (misfit := check_shapes(given, shapes)) is not None:
+        return misfit
     opsets = opsets_of(model.opset_import)
     context = GraphContext(opsets, {function_key(function): function for function in model.functions})
-    inputs, ran = _run_best_scheme(model.graph, given, context)
+    inputs, ran = _run_best_scheme(model.graph, given, context, shapes)
     if ran.peak_bytes > rules.max_activation_bytes:
         return Refusal(
             Code.MODEL_INVALID,
@@ -98,14 +102,14 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
 
 
 def _run_best_scheme(
-    graph: GraphProto, given: list[ValueInfoProto], context: GraphContext
+    graph: GraphProto, given: list[ValueInfoProto], context: GraphContext, shapes: Shapes
 ) -> tuple[dict[str, Value], GraphRun]:
     """The first scheme of input sizes under which every shape can be inferred; else the one with the fewest unknown
     costs."""
     best: tuple[dict[str, Value], GraphRun] | None = None
     tried: list[dict[str, Value]] = []
     for scheme in SCHEMES:
-        inputs = reference_inputs(given, scheme)
+        inputs = reference_inputs(given, scheme, shapes)
         if inputs in tried:
             continue
         tried.append(inputs)

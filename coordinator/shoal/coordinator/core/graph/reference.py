@@ -14,15 +14,21 @@ first rule that applies counts:
 
 Networks differ in the sizes that they accept (a text recogniser may need a height of 48 without declaring it). There
 are therefore several schemes, and the first under which every shape of the graph can be inferred is used.
+
+Whoever pushes the model may say lengths instead (`check_shapes`). Those come before every rule.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from onnx import TensorProto, ValueInfoProto
 
 from shoal.coordinator.core.graph.values import UNKNOWN, Value
+from shoal.types.codes import Code, Refusal
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""By input, the length of each axis; -1 leaves one to the rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +59,28 @@ _FLOATING: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 _SEQUENCE_SYMBOLS: Final = ("seq", "len", "time", "frame", "token", "past")
 
 
-def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[str, Value]:
-    """Each input's value under this scheme, without a shape where the model does not even fix the number of axes."""
-    symbols: dict[str, int] = {}
+def reference_inputs(
+    inputs: Sequence[ValueInfoProto], scheme: Scheme, shapes: Shapes | None = None
+) -> dict[str, Value]:
+    """Each input's value under this scheme, without a shape where the model does not even fix the number of axes.
+
+    shapes: lengths that were given, which `check_shapes` finds nothing in.
+    """
+    shapes = shapes or {}
+    symbols = _given_symbols(inputs, shapes)
     found: dict[str, Value] = {}
     for given in inputs:
         tensor = given.type.tensor_type
         if given.type.WhichOneof("value") != "tensor_type":
             found[given.name] = UNKNOWN
         elif not tensor.HasField("shape"):
-            found[given.name] = Value(tensor.elem_type)
+            found[given.name] = Value(tensor.elem_type, _whole(shapes.get(given.name)))
         else:
             fixed = axes_of(given)
+            wanted = shapes.get(given.name) or (-1,) * len(fixed)
             shape = []
             for axis, dim in enumerate(tensor.shape.dim):
-                length = fixed[axis]
+                length = fixed[axis] if fixed[axis] >= 0 else wanted[axis]
                 if length < 0:
                     length = _open_length(axis, dim.dim_param, fixed, tensor.elem_type, scheme)
                     if dim.dim_param:
@@ -75,6 +88,45 @@ def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[s
                 shape.append(length)
             found[given.name] = Value(tensor.elem_type, tuple(shape))
     return found
+
+
+def check_shapes(inputs: Sequence[ValueInfoProto], shapes: Shapes) -> Refusal | None:
+    """Why these lengths are none of the model's; None: they are."""
+    by_name = {given.name: given for given in inputs}
+    for name, shape in shapes.items():
+        given = by_name.get(name)
+        if given is None:
+            names = ", ".join(by_name)
+            return Refusal(
+                Code.INVALID_ARGUMENT, f"a shape of {name!r:.80}", f"one of {names:.200}", "correct the name"
+            )
+        if not given.type.tensor_type.HasField("shape"):
+            continue
+        axes = axes_of(given)
+        if len(axes) != len(shape) or any(-1 < axis != length > -1 for axis, length in zip(axes, shape, strict=False)):
+            return Refusal(
+                Code.INVALID_ARGUMENT,
+                f"{name:.80} {list(shape)}",
+                f"lengths of {['?' if axis < 0 else axis for axis in axes]}",
+                "shoal model inspect FILE",
+            )
+    return None
+
+
+def _whole(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """A shape without open axes, if it is one."""
+    return shape if shape is not None and all(length >= 0 for length in shape) else None
+
+
+def _given_symbols(inputs: Iterable[ValueInfoProto], shapes: Shapes) -> dict[str, int]:
+    """The lengths of symbols that follow from shapes, so that they hold in other inputs too."""
+    return {
+        dim.dim_param: length
+        for given in inputs
+        if given.name in shapes
+        for dim, length in zip(given.type.tensor_type.shape.dim, shapes[given.name], strict=False)
+        if dim.dim_param and length >= 0
+    }
 
 
 def axes_of(given: ValueInfoProto) -> tuple[int, ...]:
