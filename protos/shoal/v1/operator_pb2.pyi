@@ -1084,6 +1084,7 @@ class WorkloadView(_message.Message):
     RELAXED_FIELD_NUMBER: _builtins.int
     REFERENCES_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
@@ -1110,6 +1111,12 @@ class WorkloadView(_message.Message):
     def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReferenceView]:
         """Where its policy verifies against a reference: of each model."""
 
+    @_builtins.property
+    def elsewhere(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionAnswer]:
+        """Where it is pending and its policy delegates: what came of asking each other region last, the nearest to winning
+        first.
+        """
+
     def __init__(
         self,
         *,
@@ -1129,14 +1136,40 @@ class WorkloadView(_message.Message):
         relaxed: _abc.Iterable[_builtins.str] | None = ...,
         references: _abc.Iterable[Global___ReferenceView] | None = ...,
         final: _builtins.bool = ...,
+        elsewhere: _abc.Iterable[Global___RegionAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "final", b"final", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "elsewhere", b"elsewhere", "final", b"final", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkloadView: _TypeAlias = WorkloadView  # noqa: Y015
+
+@_typing.final
+class RegionAnswer(_message.Message):
+    """refusal: why its offer does not do, why it made none, or why nothing came from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionAnswer: _TypeAlias = RegionAnswer  # noqa: Y015
 
 @_typing.final
 class ReferenceView(_message.Message):

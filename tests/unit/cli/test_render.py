@@ -9,6 +9,7 @@ from shoal.cli.render import listings
 from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
+from shoal.cli.render.description import show_description
 from shoal.types.codes import Code
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -333,3 +334,24 @@ def test_what_is_ready_and_not_loaded_is_listed_as_idle(code: str, state: str) -
     assert cells["STATE"] == state
     cells = {each.name: listings.text_of(each.cell(placement)) for each in listings.COLUMNS["placements"]}
     assert cells["PHASE"] == state
+
+
+def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    """`explain` asks them again: without that, it shows what came of it last."""
+    key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+    over = nouns_pb2.Refusal(code="COST_OVER", found="0.6 USD/h", asked="at most 0.5 USD/h")
+    answer = operator_pb2.RegionAnswer(region="us-east", refusal=over)
+    view = operator_pb2.WorkloadView(workload=key, state="pending", wanted=1, elsewhere=[answer])
+    said = "us-east: COST_OVER 0.6 USD/h, wanted at most 0.5 USD/h"
+    show_description("workloads", view, [], ())
+    described = capsys.readouterr().out
+    assert "OTHER REGIONS" in described
+    assert said in described
+    plan = operator_pb2.WorkloadPlan(workload=key, wanted=1)
+    plans.show_explanation(operator_pb2.ExplainReply(workload=view, plan=plan), wide=False)
+    assert said in capsys.readouterr().out
+    plan.bids.add(region="us-east", refusal=over)
+    plans.show_explanation(operator_pb2.ExplainReply(workload=view, plan=plan), wide=False)
+    explained = capsys.readouterr().out
+    assert said not in explained
+    assert "COST_OVER 0.6 USD/h" in explained

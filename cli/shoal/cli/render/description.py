@@ -10,6 +10,7 @@ from shoal.cli.render.columns import Cell
 from shoal.cli.render.listings import COLUMNS, name_of, show, text_of
 from shoal.cli.render.migrations import show_migration
 from shoal.cli.render.output import console, line
+from shoal.cli.render.plan import show_elsewhere
 from shoal.cli.render.resources import age, event_line, scale_state, show_profile, when
 from shoal.v1 import operator_pb2
 
@@ -30,6 +31,10 @@ def show_description(
         show_migration(row)
     else:
         _show_columns(kind, row)
+    if kind == "workloads" and row.elsewhere:
+        line("")
+        line("OTHER REGIONS, WHEN LAST ASKED", "bold cyan")
+        show_elsewhere(row.elsewhere)
     for of, rows in belongings:
         if rows:
             line("")

@@ -167,6 +167,12 @@ def _show_delegation(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         line(f"  not delegated: {full_reason(plan.undelegated)}")
 
 
+def show_elsewhere(answers: Iterable[operator_pb2.RegionAnswer]) -> None:
+    """What came of asking each other region last."""
+    for each in answers:
+        line(f"  {each.region}: {reason(each.refusal)}", "yellow")
+
+
 def show_bids(bids: Iterable[operator_pb2.BidView], *, wide: bool) -> None:
     columns = [*_BID, *(_BID_WIDE if wide else ())]
     table(columns, [_bid(bid)[: len(columns)] for bid in bids], wide=wide)
@@ -215,6 +221,8 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
     line(f"{view.workload.tenant}/{view.workload.name} is {view.state}, {view.ready} of {view.wanted} ready", "bold")
     if view.reason.code:
         line(f"  {full_reason(view.reason)}")
+    if not reply.plan.bids:  # else they are asked again below
+        show_elsewhere(view.elsewhere)
     show_workload(reply.plan, wide=wide)
     show_signals(reply.signals)
     show("placements", reply.placements, wide=wide)

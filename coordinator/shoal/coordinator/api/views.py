@@ -43,7 +43,7 @@ from shoal.types.migration import Against, PackRef, has_answers
 from shoal.types.offer import Member, Offer
 from shoal.types.tenant import TenantUse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, Quota, WorkloadKey
+from shoal.types.workload import DelegationMode, Intent, Quota, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import fill_view, to_wire
 
@@ -679,7 +679,13 @@ def workload_view(controller: WorkloadsController, intent: Intent, index: Worklo
     lacking = None if plan is None else plan.refusal or plan.no_standby
     if lacking is not None:
         view.reason.CopyFrom(refusal_view(lacking))
+    if view.state == PENDING and intent.delegation.mode is not DelegationMode.NEVER:
+        view.elsewhere.extend(
+            operator_pb2.RegionAnswer(region=each.region, refusal=refusal_view(each.refusal))
+            for each in controller.region_answers.get(key, ())
+        )
     if (delegated := controller.delegations.get(key)) is not None and delegated.is_wanted:
+        view.ClearField("elsewhere")
         serves = controller.routes_to_other_region(key)
         view.state, view.final = READY if serves else PROGRESSING, False
         view.wanted = intent.require.replicas

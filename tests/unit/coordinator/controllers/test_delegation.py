@@ -9,6 +9,8 @@ import pytest
 
 from harness.fakes.peers import FakePeers, FakeRegion
 from harness.fakes.region import FakeAgent, RegionFixture
+from shoal.coordinator.api.views import workload_views
+from shoal.coordinator.controllers.queries.delegation import delegation_previews
 from shoal.coordinator.core.negotiation.trade_times import LOCAL_STABLE_S
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -45,19 +47,23 @@ class Trading:
     wire: FakePeers
     gateway: FakeAgent
     agents: list[FakeAgent]
+    members: tuple[Member, ...] = (Member("a", "a:7447", ("root-a",), "eu"),)
 
     @classmethod
     async def open(cls, folder: Path) -> "Trading":
         world = await RegionFixture.open(folder)
         await world.push()
         wire = FakePeers({"a": FakeRegion("a", world.clock)})
-        members = (Member("a", "a:7447", ("root-a",), "eu"),)
-        await world.region.federate(
-            wire, federation=wire, directory=lambda: Directory("fed", 1, members), rtt=lambda: {"a": Seconds(0.002)}
-        )
         gateway = FakeAgent(world, "gw-1", role=Role.GATEWAY)
+        opened = cls(world, wire, gateway, [gateway])
+        await world.region.federate(
+            wire,
+            federation=wire,
+            directory=lambda: Directory("fed", 1, opened.members),
+            rtt=lambda: {"a": Seconds(0.002)},
+        )
         await gateway.connect()
-        return cls(world, wire, gateway, [gateway])
+        return opened
 
     async def apply(self, texts: list[tuple[str, str]]) -> None:
         applied = await self.world.region.documents.apply(texts, {}, "", "test")
@@ -102,6 +108,33 @@ async def test_what_has_no_place_is_answered_by_another_regions_gateway(trading:
     (endpoint,) = desired.routes[0].endpoints
     assert (endpoint.kind, endpoint.node, endpoint.address) == (EndpointKind.GATEWAY, "gw-a", "a:1")
     assert [(peer.region, peer.roots, peer.gateways) for peer in desired.peers] == [("a", ("root-a",), ("gw-a",))]
+
+
+async def test_what_no_region_takes_says_what_each_answered(trading: Trading) -> None:
+    ((name, text),) = documents("when-infeasible")
+    bounded = [(name, text.replace("optimize:", "limits: {cost: 0.50 USD/h}\n  optimize:"))]
+    trading.members += (Member("b", "b:7447", ("root-b",), "eu"),)
+    await trading.apply(bounded)
+    await trading.run(2.0)
+    await trading.world.region._step()  # which tells what the trades came to
+    workloads = trading.world.region.workloads
+    (view,) = workload_views(workloads, trading.world.region.fleet.fleet)
+    assert view.state == "pending"
+    answers = {each.region: each.refusal for each in view.elsewhere}
+    assert (answers["a"].code, answers["a"].found, answers["a"].asked) == ("COST_OVER", "1 USD/h", "at most 0.5 USD/h")
+    assert answers["b"].code == "PEER_UNREACHABLE"
+    assert trading.world.region.origin is not None
+    (plan,) = (await trading.world.region.placement.explain(KEY)).workloads
+    found = await delegation_previews(trading.world.region.origin, workloads.catalog, (plan,))
+    bids = {each.assessment.answer.region: each.assessment.refusal for each in found[KEY].bids}
+    assert {region: why.code if why else None for region, why in bids.items()} == {
+        "a": Code.COST_OVER, "b": Code.PEER_UNREACHABLE,
+    }  # fmt: skip
+    await trading.apply(documents("never"))
+    await trading.run(2.0)
+    await trading.world.region._step()
+    (view,) = workload_views(workloads, trading.world.region.fleet.fleet)
+    assert list(view.elsewhere) == []
 
 
 async def test_never_stays_without_a_place(trading: Trading) -> None:

@@ -30,6 +30,7 @@ from shoal.coordinator.core.negotiation.model import (
     DelegationDemand,
     DelegationNeed,
     IdleTrade,
+    RegionAnswer,
     RoundAnswered,
     Soliciting,
     TradeEffect,
@@ -229,6 +230,11 @@ class OriginController:
         """Why the last trade of each workload failed."""
         resting = ((key, state.phase) for key, state in self.trades.items() if isinstance(state.phase, IdleTrade))
         return {key: phase.refusal for key, phase in resting if phase.refusal is not None}
+
+    @property
+    def region_answers(self) -> Mapping[WorkloadKey, tuple[RegionAnswer, ...]]:
+        """What each region answered in the last round of each workload that found no region."""
+        return {key: state.answers for key, state in self.trades.items() if state.answers}
 
     @property
     def may_trade(self) -> bool:

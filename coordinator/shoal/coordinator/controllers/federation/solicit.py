@@ -12,6 +12,7 @@ from shoal.coordinator.controllers.federation.intents import IntentIndex
 from shoal.coordinator.controllers.federation.local_region import LocalRegion
 from shoal.coordinator.controllers.federation.reputation import ReputationRepository
 from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.core.federation.shortlist import unheard
 from shoal.coordinator.core.negotiation import trade_times
 from shoal.coordinator.core.negotiation.model import Solicit
 from shoal.coordinator.core.negotiation.offer_selection import DelegationTerms, OfferSelection, choose, terms_for
@@ -20,7 +21,7 @@ from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.placement.rank import TermValues
 from shoal.coordinator.core.workloads.schedule import demand_of
 from shoal.coordinator.ports import VerifiedMessage
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.offer import Answer, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.workload import DelegationMode, Intent, Relaxation, WorkloadKey
@@ -39,6 +40,8 @@ class IndicativeResult:
     terms: DelegationTerms
     # In the second round, which bound was relaxed; empty in the first.
     relaxation: str
+    # By region that the policy would delegate to, why nothing came from it.
+    unheard: Mapping[str, Refusal]
 
 
 class Solicitor:
@@ -65,24 +68,30 @@ class Solicitor:
     ) -> IndicativeResult:
         """What others would offer for a proposed workload, in both rounds; nothing is held."""
         name, terms = self._ids.name("t"), self._terms(intent, own)
-        choice = await self._choose_indicative(
-            self._solicitation(intent, profiles, name, 1, None, indicative=True), terms
-        )
+        asked = self._solicitation(intent, profiles, name, 1, None, indicative=True)
+        choice = await self._choose_indicative(asked, terms)
         step = choice.relaxation
-        if step is None:
-            return IndicativeResult(choice, terms, "")
-        terms = replace(terms, require=step.require, limits=step.limits)
-        asked = self._solicitation(intent, profiles, name, 2, step, indicative=True)
-        return IndicativeResult(await self._choose_indicative(asked, terms), terms, step.change)
+        if step is not None:
+            terms = replace(terms, require=step.require, limits=step.limits)
+            asked = self._solicitation(intent, profiles, name, 2, step, indicative=True)
+            choice = await self._choose_indicative(asked, terms)
+        answered = {each.answer.region for each in choice.ranked}
+        silent = unheard(asked, self._access.members, answered)
+        return IndicativeResult(choice, terms, step.change if step is not None else "", silent)
 
-    async def ask_round(self, key: WorkloadKey, effect: Solicit) -> tuple[VerifiedMessage[Answer], ...]:
-        """The answers to one round; empty where the documents have changed since it was decided."""
+    async def ask_round(
+        self, key: WorkloadKey, effect: Solicit
+    ) -> tuple[tuple[VerifiedMessage[Answer], ...], Mapping[str, Refusal]]:
+        """The answers to one round, and why nothing came from other regions, by name; both empty where the documents
+        have changed since it was decided."""
         intent = self._intents.get(key)
         if intent is None or self._intents.request_hash(intent) != effect.request_hash:
-            return ()
+            return (), {}
         profiles = self._local_region.profiles()
         asked = self._solicitation(intent, profiles, effect.solicitation, effect.round, effect.relaxation)
-        return await self._ask(replace(asked, to=(effect.to,)) if effect.to else asked)
+        asked = replace(asked, to=(effect.to,)) if effect.to else asked
+        heard = await self._ask(asked)
+        return heard, unheard(asked, self._access.members, {each.signer for each in heard})
 
     async def compare(
         self, key: WorkloadKey, *, with_other_regions: bool

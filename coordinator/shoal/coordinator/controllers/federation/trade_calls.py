@@ -117,11 +117,11 @@ class TradeCalls:
                 pass  # stored with the trade
 
     async def _solicit(self, key: WorkloadKey, effect: Solicit) -> None:
-        heard = await self._solicitor.ask_round(key, effect)
+        heard, unheard = await self._solicitor.ask_round(key, effect)
         answers = tuple(each.content for each in heard)
         evidence = {each.signer: each.evidence for each in heard}
         terms = self._solicitor.terms_of(key)
-        await self._on_outcome(key, RoundAnswered(effect.solicitation, effect.round, answers, terms, evidence))
+        await self._on_outcome(key, RoundAnswered(effect.solicitation, effect.round, answers, terms, evidence, unheard))
 
     async def _compare(self, key: WorkloadKey, effect: Compare) -> None:
         found = await self._solicitor.compare(key, with_other_regions=effect.with_other_regions)

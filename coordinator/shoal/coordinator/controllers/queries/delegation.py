@@ -3,6 +3,7 @@ held.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ from shoal.coordinator.core.negotiation.offer_selection import RankedAnswer, own
 from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
+from shoal.types.offer import Decline
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 NOT_JOINED: Final = Refusal(
@@ -99,9 +101,13 @@ async def _preview(
 
 
 def indicative_bids(indicative: IndicativeResult) -> tuple[IndicativeBid, ...]:
-    """All ranked bids, best first."""
+    """All ranked bids, best first; then the regions from which nothing came, as if they had declined."""
     terms = indicative.terms
+    silent = [
+        RankedAnswer(Decline("", 0, region, refusal), None, math.nan, refusal)
+        for region, refusal in indicative.unheard.items()
+    ]
     return tuple(
-        IndicativeBid(each, terms.rtt_s.get(each.answer.region, float("nan")), terms.trust.get(each.answer.region, 1.0))
-        for each in indicative.selection.ranked
+        IndicativeBid(each, terms.rtt_s.get(each.answer.region, math.nan), terms.trust.get(each.answer.region, 1.0))
+        for each in (*indicative.selection.ranked, *silent)
     )

@@ -365,6 +365,7 @@ class RegionalCoordinator:
     async def _step(self) -> None:
         if self.origin is not None:
             self.workloads.last_refusals = self.origin.last_refusals
+            self.workloads.region_answers = self.origin.region_answers
         try:
             await self.workloads.step()
             self.store_refusal = None

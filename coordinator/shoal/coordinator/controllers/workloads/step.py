@@ -32,6 +32,7 @@ from shoal.coordinator.core.migration.advance import AdvanceResult, advance, mig
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.migration.triggers.view import SCAN_S
+from shoal.coordinator.core.negotiation.model import RegionAnswer
 from shoal.coordinator.core.placement.costs import DeviceCosts
 from shoal.coordinator.core.placement.model import (
     Inputs,
@@ -108,6 +109,7 @@ class WorkloadsController:
         self.awarded: Mapping[WorkloadKey, UsdPerHour | None] = {}
         """As in Inputs."""
         self.last_refusals: Mapping[WorkloadKey, Refusal] = {}
+        self.region_answers: Mapping[WorkloadKey, tuple[RegionAnswer, ...]] = {}
         """Why the last delegation attempt of each workload failed."""
         self.reservations: tuple[Reservation, ...] = ()
         self.peers: tuple[PeerTrust, ...] = ()

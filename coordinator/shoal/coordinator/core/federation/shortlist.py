@@ -1,11 +1,13 @@
 """Which regions to solicit: those that may run the workload, by advertisement, residency, distance and trust. A region
 that is too far is asked too, after the nearer ones, because it may make a counter-offer."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from shoal.coordinator.core.negotiation.trust import matches_any
+from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Advertisement, Member, Solicitation
+from shoal.types.units import show_bytes, show_seconds
 
 ASKED_MOST: Final = 16
 
@@ -22,30 +24,58 @@ def shortlist(
     return tuple(sorted(fitting, key=lambda member: _rank(solicitation, member))[: max(1, round(most * standing))])
 
 
-def _fits(solicitation: Solicitation, member: Member) -> bool:
-    advertisement = member.advertisement
-    if member.region == solicitation.origin or advertisement is None:
-        return False
-    if not matches_any(solicitation.to, member.region):
-        return False
+def unheard(
+    solicitation: Solicitation, members: Iterable[Member], answered: Collection[str], *, most: int = ASKED_MOST
+) -> Mapping[str, Refusal]:
+    """Why nothing came from the members that the policy would delegate to, by name, `most` of them: not asked, as far
+    as their last advertisements tell, or no answer in time. answered: those that something came from."""
+    mine = [each for each in members if _is_rival(solicitation, each)]
+    asked = {each.region for each in shortlist(solicitation, mine)}
+    crowd = Refusal(Code.NO_BID, f"not asked: {ASKED_MOST} others came before it", "a place among those")
+    silent = Refusal(Code.PEER_UNREACHABLE, "no answer", f"one within {show_seconds(solicitation.answer_s)}")
+    found = {
+        each.region: silent if each.region in asked else exclusion(solicitation, each) or crowd
+        for each in sorted(mine, key=lambda member: _rank(solicitation, member))
+        if each.region not in answered
+    }
+    return dict(list(found.items())[:most])
+
+
+def exclusion(solicitation: Solicitation, member: Member) -> Refusal | None:
+    """Why another region that the policy delegates to is not asked; None: it may be."""
+    if member.advertisement is None:
+        return Refusal(Code.PEER_UNREACHABLE, "not asked: it advertises nothing now", "capacity that it advertises")
     if not solicitation.require.may_be_in(member.region, member.residency):
-        return False
-    return _has_room(solicitation, advertisement)
+        lies = member.residency or "nowhere that it declares"
+        return Refusal(Code.RESIDENCY, f"not asked: it lies in {lies}", ", ".join(solicitation.require.residency))
+    return _room_refusal(solicitation, member.advertisement)
 
 
-def _has_room(solicitation: Solicitation, advertisement: Advertisement) -> bool:
-    """Whether one class has memory for the smallest of the models, in one of the precisions asked for."""
+def _is_rival(solicitation: Solicitation, member: Member) -> bool:
+    return member.region != solicitation.origin and matches_any(solicitation.to, member.region)
+
+
+def _fits(solicitation: Solicitation, member: Member) -> bool:
+    return _is_rival(solicitation, member) and exclusion(solicitation, member) is None
+
+
+def _room_refusal(solicitation: Solicitation, advertisement: Advertisement) -> Refusal | None:
+    """Why no class has memory for the smallest of the models in one of the precisions asked for; None: one has."""
     precisions = solicitation.require.precisions
-    for each in advertisement.classes:
-        wanted = [
-            model
-            for model in solicitation.models
-            if (not each.precisions or model.precision in each.precisions)
-            and (not precisions or model.precision in precisions)
-        ]
-        if any(model.size_bytes <= each.free_bytes for model in wanted):
-            return True
-    return False
+    rows = [
+        (model.size_bytes, each.free_bytes)
+        for each in advertisement.classes
+        for model in solicitation.models
+        if (not each.precisions or model.precision in each.precisions)
+        and (not precisions or model.precision in precisions)
+    ]
+    if any(needed <= free for needed, free in rows):
+        return None
+    if not rows:
+        wanted = ", ".join(sorted({model.precision for model in solicitation.models}))
+        return Refusal(Code.PRECISION_DENIED, "not asked: no class of devices that it advertises runs it", wanted)
+    free, needed = max(free for _, free in rows), min(needed for needed, _ in rows)
+    return Refusal(Code.MEMORY_SHORT, f"not asked: {show_bytes(free)} free at most", show_bytes(needed))
 
 
 def _rtt_s(solicitation: Solicitation, member: Member) -> float | None:

@@ -84,6 +84,16 @@ class OriginAgreement:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionAnswer:
+    """What came of asking one region."""
+
+    # The region.
+    region: str
+    # Why its answer does not do, with its figure; or why there is none.
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
 class IdleTrade:
     """No trade is under way."""
 
@@ -225,6 +235,8 @@ class WorkloadTrade:
     asked: str = ""
     # Hash of the last unsuccessful answers, so that equal ones are not logged again; empty: the next are logged.
     said: str = ""
+    # What came of asking each region in the last round, if that had no winner: the nearest to winning first.
+    answers: tuple[RegionAnswer, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -286,6 +298,8 @@ class RoundAnswered:
     terms: DelegationTerms | None
     # Signed answer of each region.
     evidence: Mapping[str, bytes] = field(default_factory=dict)
+    # By region that the policy would delegate to, why nothing came from it.
+    unheard: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

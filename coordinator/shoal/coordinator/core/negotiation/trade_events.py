@@ -4,7 +4,9 @@ Each phase names the events that it waits for; `_step_leaving` has what is the s
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Final, TypeAlias
 
 from shoal.coordinator.core.negotiation.model import (
@@ -23,6 +25,7 @@ from shoal.coordinator.core.negotiation.model import (
     NoticeConfirmed,
     NoticeFailed,
     OriginAgreement,
+    RegionAnswer,
     ReleaseConfirmed,
     ReleaseFailed,
     RenewalConfirmed,
@@ -88,6 +91,10 @@ from shoal.types.units import (
 )
 from shoal.types.workload import DelegationMode
 
+ANSWERS_KEPT: Final = 32
+"""Regions of which a workload without a place says what they answered."""
+ANSWER_TEXT_MOST: Final = 200
+"""Characters that are kept of each part of such an answer."""
 _ALL_FAILING: Final = "no request is answered there, though it says that it serves"
 
 _AGREEMENT_GONE: Final = (Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED)
@@ -354,20 +361,22 @@ def _on_answers(
     losers = [each for each in offers if choice.winner is None or each.id != choice.winner.id]
     releases = tuple(new_release(each, origin) for each in losers)
     if choice.winner is None:
-        return TradeStep(trade, releases).plus(_without_winner(trade, phase, choice, notes, now))
+        return TradeStep(trade, releases).plus(_without_winner(trade, phase, choice, event.unheard, notes, now))
     winner = choice.winner
     agreement = "g-" + make_digest(origin, phase.solicitation, winner.id)
     award = Award(agreement, phase.solicitation, winner.id, origin, trade.workload, term_s, ())
     until = Elapsed(phase.asked_at + min(winner.hold_s, HOLD_MOST_S))
-    after = replace(trade, phase=Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S)), said="")
+    awarding = Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S))
+    after = replace(trade, phase=awarding, said="", answers=())
     evidence = event.evidence.get(winner.region, b"")
     awarded = TradeNote("awarded", agreement, winner.region, "", describe_offer(winner), evidence)
     return TradeStep(after, (SendAward(winner.region, award), *releases), (*notes, awarded))
 
 
 def _without_winner(
-    trade: WorkloadTrade, phase: Soliciting, choice: OfferSelection, notes: tuple[TradeNote, ...], now: Elapsed
-) -> TradeStep:
+    trade: WorkloadTrade, phase: Soliciting, choice: OfferSelection, unheard: Mapping[str, Refusal],
+    notes: tuple[TradeNote, ...], now: Elapsed,
+) -> TradeStep:  # fmt: skip
     """Starts a second round with a relaxation, or ends the round. Equal results are not logged again."""
     step = choice.relaxation
     if step is not None and phase.round == 1:
@@ -380,7 +389,21 @@ def _without_winner(
     said = make_digest(
         *sorted(f"{row.answer.region} {row.refusal.code if row.refusal else ''}" for row in choice.ranked)
     )
-    return end_round(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
+    refusal = choice.refusal or Refusal(Code.NO_BID)
+    answers = [*((row.answer.region, row.refusal or refusal) for row in choice.ranked), *unheard.items()]
+    return end_round(trade, phase, now, refusal, said, notes, _brief_answers(answers))
+
+
+def _brief_answers(answers: Iterable[tuple[str, Refusal]]) -> tuple[RegionAnswer, ...]:
+    """As they are stored: what others wrote may be long."""
+
+    def brief(text: str) -> str:
+        return text[:ANSWER_TEXT_MOST]
+
+    return tuple(
+        RegionAnswer(region, Refusal(why.code, brief(why.found), brief(why.asked), brief(why.remedy)))
+        for region, why in islice(answers, ANSWERS_KEPT)
+    )
 
 
 def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now: Elapsed, term_s: Seconds) -> TradeStep:

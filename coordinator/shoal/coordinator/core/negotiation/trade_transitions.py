@@ -14,6 +14,7 @@ from shoal.coordinator.core.negotiation.model import (
     LeavingStage,
     OriginAgreement,
     RecordDelivery,
+    RegionAnswer,
     SendRelease,
     Soliciting,
     TradeNote,
@@ -99,12 +100,13 @@ def end_round(
     refusal: Refusal,
     said: str,
     notes: tuple[TradeNote, ...] = (),
+    answers: tuple[RegionAnswer, ...] = (),
 ) -> TradeStep:
     """A failed attempt at mere improvement has its cooldown but no pause, because the workload may become short."""
     better = phase.need is DelegationNeed.BETTER
     after = replace(trade, phase=IdleTrade(now, refusal)) if better else with_pause(trade, now, refusal)
     no_bid = TradeNote("no_bid", phase.solicitation, "", refusal.code, str(refusal))
-    return TradeStep(replace(after, said=said), (), () if said == trade.said else (*notes, no_bid))
+    return TradeStep(replace(after, said=said, answers=answers), (), () if said == trade.said else (*notes, no_bid))
 
 
 def with_pause(trade: WorkloadTrade, now: Elapsed, refusal: Refusal) -> WorkloadTrade:

@@ -13,9 +13,10 @@ from shoal.coordinator.core.federation.directory import (
     standing_of,
     trust_score,
 )
-from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist
+from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist, unheard
 from shoal.coordinator.core.negotiation.standing import LedgerStandings, RegionStanding
 from shoal.types.agreement import Delivered
+from shoal.types.codes import Code
 from shoal.types.offer import Member
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -109,6 +110,36 @@ def test_asked_are_others_that_fit_the_patterns_and_have_room() -> None:
     assert names(shortlist(asked, members(us={"classes": ()}))) == ["eu"]
     assert names(shortlist(asked, members(us={"classes": (capacity(free_bytes=1),)}))) == ["eu"]
     assert names(shortlist(asked, members(us={"classes": (capacity(precisions=("int4",)),)}))) == ["eu"]
+
+
+def test_those_that_nothing_came_from_have_a_reason_each() -> None:
+    asked = replace(solicitation(residency=("eu", "us", "ap", "silent", "small", "other")), origin="ap", to=("*",))
+    changed = {
+        "silent": None, "small": {"classes": (capacity(free_bytes=1),)}, "ap": {},
+        "other": {"classes": (capacity(precisions=("int4",)),)},
+    }  # fmt: skip
+    far = member("far", residency="mars", advertisement=advertisement("far"))
+    found = unheard(asked, (*members(**changed), far), {"us"})
+    assert {region: why.code for region, why in found.items()} == {
+        "eu": Code.PEER_UNREACHABLE,
+        "silent": Code.PEER_UNREACHABLE,
+        "small": Code.MEMORY_SHORT,
+        "other": Code.PRECISION_DENIED,
+        "far": Code.RESIDENCY,
+    }
+    assert found["eu"].found == "no answer"
+    assert "advertises nothing" in found["silent"].found
+    assert "1B free at most" in found["small"].found
+    assert unheard(replace(asked, to=("us",)), members(), {"us"}) == {}, "the policy names no other"
+    assert list(unheard(asked, members(**changed), (), most=1)) == ["eu"]
+
+
+def test_those_beyond_the_shortlist_were_not_asked() -> None:
+    crowd = tuple(member(f"r{n:02}", advertisement=advertisement(f"r{n:02}")) for n in range(ASKED_MOST + 2))
+    asked = {each.region for each in shortlist(solicitation(), crowd)}
+    found = unheard(solicitation(), crowd, asked, most=ASKED_MOST)
+    assert {each.region for each in crowd} - asked == found.keys()
+    assert {why.code for why in found.values()} == {Code.NO_BID}
 
 
 def test_residency_is_a_matter_of_who_is_asked() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.offers import counter, offer, term_values, terms
+from harness.builders.offers import counter, decline, offer, term_values, terms
+from shoal.coordinator import codec
 from shoal.coordinator.core.negotiation import trade, trade_times
 from shoal.coordinator.core.negotiation.model import (
     Active,
@@ -40,11 +41,12 @@ from shoal.coordinator.core.negotiation.model import (
     Withdrawing,
     WorkloadTrade,
 )
+from shoal.coordinator.core.negotiation.trade_events import ANSWER_TEXT_MOST, ANSWERS_KEPT
 from shoal.types.agreement import Grant, Notice, Renewed, ServiceReport, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
-from shoal.types.units import Elapsed, Joules, Seconds
-from shoal.types.workload import DelegationMode, WorkloadKey
+from shoal.types.units import Elapsed, Joules, Seconds, UsdPerHour
+from shoal.types.workload import DelegationMode, Limits, WorkloadKey
 
 KEY = WorkloadKey("default", "detect")
 REPORT = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
@@ -188,6 +190,30 @@ def test_there_is_no_third_round() -> None:
     assert stepped.effects == ()
     assert isinstance(stepped.trade.phase, IdleTrade)
     assert notes(stepped)[-1] == "no_bid"
+
+
+def test_what_came_of_asking_each_region_is_kept_until_one_is_awarded() -> None:
+    bound = terms(limits=Limits(cost=UsdPerHour(0.5)))
+    silent = {"c": Refusal(Code.PEER_UNREACHABLE, "no answer")}
+    heard = (offer("a", cost=1.0), decline("b"))
+    ended = step_trade(soliciting(), RoundAnswered("t-1", 1, heard, bound, unheard=silent), 0.5).trade
+    assert [(each.region, each.refusal.code) for each in ended.answers] == [
+        ("a", Code.COST_OVER), ("b", decline("b").refusal.code), ("c", Code.PEER_UNREACHABLE),
+    ]  # fmt: skip
+    assert ended.answers[0].refusal.found == "1 USD/h"
+    assert codec.load(WorkloadTrade, codec.dump(ended)) == ended
+    assert trade.restore(ended, Elapsed(1.0)).answers == ended.answers
+    wordy = {f"r{n}": Refusal(Code.NO_BID, "x" * 10_000) for n in range(100)}
+    cut = step_trade(soliciting(), RoundAnswered("t-1", 1, heard, bound, unheard=wordy), 0.5).trade.answers
+    assert len(cut) == ANSWERS_KEPT
+    assert {len(each.refusal.found) for each in cut[2:]} == {ANSWER_TEXT_MOST}
+    again = step_trade(ended, SHORT, 1000.0, "t-2").trade
+    assert isinstance(again.phase, Soliciting)
+    assert again.answers == ended.answers, "while they are asked again"
+    cheap = offer("a", cost=0.1, id="bid-2", solicitation="t-2")
+    awarded = step_trade(again, RoundAnswered("t-2", 1, (cheap,), bound), 1000.5).trade
+    assert isinstance(awarded.phase, Awarding)
+    assert awarded.answers == ()
 
 
 def test_documents_that_changed_meanwhile_begin_anew() -> None:
