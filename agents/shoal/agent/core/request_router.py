@@ -218,6 +218,18 @@ class RequestRouter:
         picked = self.choose(route, _NOBODY, "", now, seed)
         return picked if isinstance(picked, Endpoint) else None
 
+    def choose_in_turn(
+        self, request: RoutedRequest, route: Route, sole: Endpoint | None, now: Elapsed, seed: int
+    ) -> Endpoint | None:
+        """Where a request that was let in goes now that its turn has come, as `choose` has it. `sole`: the route's
+        `sole_replica`. None where there is none, or something is known against requests."""
+        if self._crashes.is_aware(now) or request.expires_at <= now:
+            return None
+        if sole is not None and self._health.get(sole.assignment, HEALTHY).ejected_until is None:
+            return sole
+        picked = self.choose(route, _NOBODY, "", now, seed)
+        return picked if isinstance(picked, Endpoint) else None
+
     # the choice of a replica
 
     def choose(

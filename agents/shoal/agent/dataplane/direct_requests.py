@@ -1,5 +1,5 @@
-"""The common request, answered without a task: its replica is here or at another front of the region, and nothing
-waits. It comes from a client, or from another front.
+"""The common request, answered without a task: its replica is here or at another front of the region. It comes from a
+client, or from another front. It waits for nothing but its turn between tenants.
 
 What it counts and records is the same as everywhere. Whatever is not so (a session, a trace, a suspect, a limit that is
 reached, a caller who is refused) is left to `DataPlane.infer`, and so is what comes after a failed attempt.
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.agent.core.fair_queue import WaitingRequest
+from shoal.agent.core.request_attempts import DEADLINE_REFUSAL
 from shoal.agent.core.request_router import BegunAttempt
 from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.tenant_limits import TenantGate
@@ -57,13 +59,14 @@ class _Head:
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Target:
     """Where one caller's requests for one workload go."""
 
     # Of the configuration that it was made under.
     version: int
-    # Until when the caller's credentials count without another look, elapsed clock.
+    # Until when the caller's credentials count without another look, elapsed clock. A look that finds them valid moves
+    # it.
     valid_until: Elapsed
     # Who asks.
     caller: Caller
@@ -130,7 +133,7 @@ class DirectRequests:
                 return None
         now = self.clock.now()
         target = memo.targets.get(head.model)
-        if target is None or target.version != self._version or now >= target.valid_until:
+        if target is None or target.version != self._version or not self._is_valid(target, call, now):
             target = self._find_target(call, head.model, memo, now)
             if target is None:
                 return None
@@ -147,16 +150,37 @@ class DirectRequests:
         gate = None if caller.hop else self._tenants.gate(caller.tenant)  # a forward was charged where it entered
         if gate is not None and not gate.is_open(now):
             return None
-        return DirectRequest(self, call, flight, route, endpoint, at, gate)
+        return DirectRequest(self, call, flight, target, endpoint, at, gate)
+
+    def _is_valid(self, target: _Target, call: InboundCall, now: Elapsed) -> bool:
+        """Whether its caller still counts. Of many connections with few requests each, that is looked at for each
+        request, and the rest has not changed."""
+        if now < target.valid_until:
+            return True
+        if self.callers.find_caller(call) is not target.caller:
+            return False
+        target.valid_until = Elapsed(now + CALLER_CHECK_S)
+        return True
 
     def _endpoint_of(self, target: _Target, flight: InFlightRequest) -> Endpoint | None:
-        """Where the request goes; None: it has to wait, or is to be refused."""
+        """Where the request would go now; None: it is to be refused, or only a task can tell."""
         left = Seconds(flight.expires_at - flight.arrived_at)
         if left <= 0:
             return None
         if target.endpoint is None:
             return self.router.choose_at_once(flight, target.route, self._requests.next_number())
         return target.endpoint if self.router.takes_at_once(flight, target.endpoint, left) else None
+
+    def choose_in_turn(
+        self, flight: InFlightRequest, target: _Target, now: Elapsed
+    ) -> tuple[Endpoint, OpenReplica] | None:
+        """Where a request goes that waited for its turn; None: not as directly as it seemed when it came."""
+        if target.version != self._version:
+            return None
+        number = self._requests.next_number()
+        endpoint = self.router.choose_in_turn(flight, target.route, target.endpoint, now, number)
+        at = None if endpoint is None else self._connection_to(endpoint, flight.request)
+        return None if endpoint is None or at is None else (endpoint, at)
 
     def _connection_to(self, endpoint: Endpoint, request: bytes) -> OpenReplica | None:
         """None where there is none yet."""
@@ -198,7 +222,8 @@ class DirectRequests:
 
 
 class DirectRequest:
-    """One request on its way to the replica. It is the `PendingCall` of its connection."""
+    """One request on its way to the replica. It is the `TurnWaiter` of its turn, and the `PendingCall` of its
+    connection."""
 
     __slots__ = (
         "_at",
@@ -208,11 +233,13 @@ class DirectRequest:
         "_flight",
         "_forward",
         "_gate",
+        "_has_turn",
         "_is_over",
         "_on_end",
         "_owner",
-        "_route",
+        "_target",
         "_task",
+        "_waiting",
     )
 
     def __init__(
@@ -220,7 +247,7 @@ class DirectRequest:
         owner: DirectRequests,
         call: InboundCall,
         flight: InFlightRequest,
-        route: Route,
+        target: _Target,
         endpoint: Endpoint,
         at: OpenReplica,
         gate: TenantGate | None,
@@ -229,10 +256,13 @@ class DirectRequest:
         self._forward = call if flight.caller.hop else None
         """The call, whose proof is accepted once, if another front forwards the request."""
         self._flight = flight
-        self._route = route
+        self._target = target
         self._endpoint = endpoint
         self._at = at
         self._gate = gate
+        self._has_turn = False
+        self._waiting: WaitingRequest | None = None
+        """Its place in the queue while it waits for its turn."""
         self._begun: BegunAttempt | None = None
         self._call: object = None
         self._on_end: OnEnd | None = None
@@ -244,12 +274,12 @@ class DirectRequest:
         return self._flight.payer
 
     def begin(self, on_end: OnEnd) -> bool:
-        """Send it, and call `on_end` once; False, and nothing is counted, where it has to wait for its turn."""
+        """Send it once it is its turn, and call `on_end` once; False, and nothing is counted, where it is to be
+        refused."""
         owner, flight = self._owner, self._flight
-        if not owner.dispatcher.turns.enter(flight):
-            return False
+        self._has_turn = owner.dispatcher.turns.enter(flight)
         if self._forward is not None and not self._accept_forward(self._forward):
-            owner.dispatcher.turns.leave(flight)
+            owner.dispatcher.turns.leave(flight)  # a forward does not wait
             return False
         self._on_end = on_end
         if self._gate is not None:
@@ -257,15 +287,22 @@ class DirectRequest:
         if flight.caller.is_ingress:
             owner.meter.record_entry(flight.key, flight.caller.origin)
         owner.router.enter(flight)
+        if self._has_turn:
+            self._send(flight.arrived_at)
+        else:
+            self._waiting = owner.dispatcher.turns.begin_wait(flight, self)
+        return True
+
+    def _send(self, now: Elapsed) -> None:
+        owner, flight = self._owner, self._flight
         flight.attempts = 1
-        self._begun = owner.router.begin_attempt(self._endpoint, flight, flight.arrived_at)
-        left = Seconds(flight.expires_at - flight.arrived_at)
+        self._begun = owner.router.begin_attempt(self._endpoint, flight, now)
+        left = Seconds(flight.expires_at - now)
         context = CallContext(flight.key.tenant, flight.caller.origin, flight.id, left, workload=flight.key.name)
         try:
             self._call = self._at.begin_infer(self, self._endpoint, flight.request, context)
         except ShoalError as error:
             self.set_exception(error)
-        return True
 
     def _accept_forward(self, call: InboundCall) -> bool:
         """False: it was accepted before, and is to be refused."""
@@ -282,10 +319,28 @@ class DirectRequest:
         if self._task is not None:
             self._task.cancel()
             return
+        if self._waiting is not None:
+            self._owner.dispatcher.turns.end_wait(self._waiting)
         self._at.end_infer(self._call)
         if self._begun is not None:
             self._owner.router.on_withdrawal(self._begun)
         self._end(Code.CANCELLED)
+
+    # TurnWaiter
+
+    def on_turn(self) -> None:
+        self._waiting, self._has_turn = None, True
+        now = self._owner.clock.now()
+        chosen = self._owner.choose_in_turn(self._flight, self._target, now)
+        if chosen is None:
+            self._go_on_in_task(None)
+        else:
+            self._endpoint, self._at = chosen
+            self._send(now)
+
+    def on_late(self) -> None:
+        self._waiting = None
+        self._refuse(ShoalError(DEADLINE_REFUSAL))
 
     # PendingCall
 
@@ -306,24 +361,30 @@ class DirectRequest:
             self._end(None, answer.payload)
 
     def set_exception(self, exception: ShoalError, /) -> None:
-        """The attempt failed: another replica may be tried, and that takes a task."""
+        """The attempt failed: another replica may be tried."""
         self._at.end_infer(self._call)
-        task = self._task = asyncio.get_running_loop().create_task(self._go_on(exception))
+        self._go_on_in_task(exception)
+
+    def _go_on_in_task(self, cause: ShoalError | None) -> None:
+        """`cause`: why the attempt failed; None: there was none yet."""
+        task = self._task = asyncio.get_running_loop().create_task(self._go_on(cause))
         self._owner.tasks.add(task)
         task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._owner.tasks.discard(task)
-        if not self._is_over and self._begun is not None:  # the task was cancelled before it began
-            self._owner.router.on_withdrawal(self._begun)
+        if not self._is_over:  # the task was cancelled before it began
+            if self._begun is not None:
+                self._owner.router.on_withdrawal(self._begun)
             self._end(Code.CANCELLED)
 
-    async def _go_on(self, cause: ShoalError) -> None:
-        begun = self._begun
-        assert begun is not None
+    async def _go_on(self, cause: ShoalError | None) -> None:
+        dispatcher, flight, route, begun = self._owner.dispatcher, self._flight, self._target.route, self._begun
         try:
-            failure = failed_attempt(cause)
-            answer = await self._owner.dispatcher.answer_after(failure, begun, self._route, self._flight)
+            if cause is None or begun is None:
+                answer = await dispatcher.answer_in_turn(route, flight)
+            else:
+                answer = await dispatcher.answer_after(failed_attempt(cause), begun, route, flight)
         except ShoalError as error:
             self._refuse(error)
         except asyncio.CancelledError:
@@ -343,8 +404,9 @@ class DirectRequest:
         self._is_over = True
         self._on_end = None  # it refers to the call, and the call to this
         self._at.after_call()
-        owner.dispatcher.turns.leave(flight)
         owner.router.leave(flight)
+        if self._has_turn:
+            owner.dispatcher.turns.leave(flight)
         seconds = owner.outcomes.record(flight, code)
         if self._gate is not None:
             self._gate.leave(seconds)

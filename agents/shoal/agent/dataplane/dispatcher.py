@@ -78,7 +78,7 @@ class RequestDispatcher:
             if not self.turns.enter(flight):
                 await self.turns.wait(flight)
             try:
-                return await self._answer(route, flight)
+                return await self.answer_in_turn(route, flight)
             finally:
                 self.turns.leave(flight)
         finally:
@@ -90,8 +90,9 @@ class RequestDispatcher:
         """As `Wakes.wait`."""
         return await self.wakes.wait(route, flight.caller, flight.expires_at)
 
-    async def _answer(self, route: Route, flight: InFlightRequest) -> bytes:
-        """Raises ShoalError: the last attempt's, once no other replica is left."""
+    async def answer_in_turn(self, route: Route, flight: InFlightRequest) -> bytes:
+        """Answer a request inside whose turn it is. Raises ShoalError: the last attempt's, once no other replica is
+        left."""
         if flight.step is not None:
             return await self._answer_step(route, flight, flight.step)
         return await self._try_replicas(self._attempts(route, flight), flight)
@@ -112,7 +113,7 @@ class RequestDispatcher:
     async def _try_replicas(
         self, attempts: RequestAttempts, flight: InFlightRequest, failure: AttemptFailed | None = None
     ) -> bytes:
-        """`failure`: the newest attempt's. Raises as `_answer`."""
+        """`failure`: the newest attempt's. Raises as `answer_in_turn`."""
         while True:
             picked = attempts.next_endpoint(self._clock.now(), self._peers.is_connecting)
             if isinstance(picked, AdmissionRefusal):

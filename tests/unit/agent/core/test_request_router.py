@@ -351,6 +351,11 @@ def test_what_is_sent_at_once_would_be_admitted_and_sent_to_the_same_replica(
         assert router.admit(asked, only) is None
         assert not router.is_suspect(asked, now)
         assert router.choose(only, frozenset(), "", now, 0) == endpoint("a")
+    in_turn = router.choose_in_turn(asked, only, endpoint("a"), now, 0)
+    if in_turn is not None:
+        assert asked.expires_at > now
+        assert not router.is_suspect(asked, now)
+        assert router.choose(only, frozenset(), "", now, 0) == in_turn
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(("begin", "crash", "refuse"))), max_size=20))
@@ -369,12 +374,14 @@ def test_a_choice_at_once_is_the_one_that_is_made_otherwise(events: list[tuple[s
     for seed in range(4):
         asked = Request(digest=b"new")
         found = router.choose_at_once(asked, BOTH, seed)
+        in_turn = router.choose_in_turn(asked, BOTH, None, NOW, seed)
         is_known = any(event == "crash" for _, event in events)
         if found is None:
             assert is_known or router.admit(asked, BOTH) is not None
         else:
             assert not is_known
             assert found == router.choose(BOTH, frozenset(), "", NOW, seed)
+        assert in_turn == (None if is_known else router.choose(BOTH, frozenset(), "", NOW, seed))
 
 
 def test_what_is_common() -> None:

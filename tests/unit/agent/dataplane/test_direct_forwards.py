@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from harness.fakes.fronts import NoPeers
+from harness.fakes.fronts import ANSWER, OnePeer, OpenPeer
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.caller_auth import CallerAuth
@@ -17,8 +17,8 @@ from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
-from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
-from shoal.agent.frames import FrameServer, InferAnswer, InferCall, PendingCall
+from shoal.agent.dataplane.upstream import AttemptFailed, PeerClients, WorkerClients
+from shoal.agent.frames import FrameServer, InferAnswer, InferCall
 from shoal.agent.ports import LocalWorker
 from shoal.http2.grpc_messages import MessageBytes
 from shoal.inference import open_inference_pb2 as oip
@@ -27,13 +27,12 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
 KEY, OTHER = WorkloadKey("acme", "reader"), WorkloadKey("acme", "other")
 TOKEN = Credential("acme", "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b", Wall(4e9))
 """Of the bearer token `secret`."""
-ANSWER = oip.ModelInferResponse(model_name="reader").SerializeToString()
 HERE = Endpoint("a-1", "receiver", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
 THERE = replace(HERE, kind=EndpointKind.AGENT, address="127.0.0.1:1")
 
@@ -74,7 +73,7 @@ class Receiver:
         self.ended: list[tuple[MessageBytes | None, Exception | None]] = []
         self.memo: dict[str, object] = {}
         self.server = FrameServer(folder / "w", "nonce", {}, on_infer=self._on_infer)
-        self.workers, peers = WorkerClients(), cast("PeerClients", Peers())
+        self.workers, peers = WorkerClients(), cast("PeerClients", OnePeer())
         sessions = FrontSessions("west", "receiver", clock, self.workers, peers, clock.wall)
         callers = CallerAuth(
             "west", "receiver", clock.wall, ForwardAuth("west", "receiver", entry.receiver, clock.wall)
@@ -91,44 +90,6 @@ class Receiver:
     def _on_infer(self, call: InferCall) -> None:
         self.calls.append(call)
         call.answer((ANSWER,))
-
-
-class OpenPeer:
-    """The replica at another front, as the test wants it."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[PendingCall, CallContext]] = []
-        self.asked: list[Endpoint] = []
-        self.withdrawn = 0
-        self.refusal: ShoalError | None = None
-        self.rtt_s = Seconds(0.0)
-
-    def begin_infer(self, pending: PendingCall, endpoint: Endpoint, asked: bytes, context: CallContext) -> object:
-        if self.refusal is not None:
-            raise self.refusal
-        self.sent.append((pending, context))
-        self.asked.append(endpoint)
-        return len(self.sent)
-
-    def end_infer(self, call: object) -> None:
-        self.withdrawn += call is not None
-
-    def after_call(self) -> None: ...
-
-
-class Peers(NoPeers):
-    """Clients of other fronts: one that is open, or none."""
-
-    def __init__(self, peer: OpenPeer | None = None) -> None:
-        self.peer = peer
-        self.asked = 0
-
-    def connection_to(self, _endpoint: Endpoint, _asked: bytes) -> OpenPeer | None:
-        return self.peer
-
-    async def infer(self, _endpoint: Endpoint, _asked: bytes, _context: CallContext) -> bytes:
-        self.asked += 1
-        return ANSWER
 
 
 @pytest.fixture
@@ -186,8 +147,8 @@ async def test_a58_what_is_not_signed_so_is_left_to_be_refused(ends: tuple[Entry
     assert len(receiver.calls) == 2
 
 
-def forwarding_front(peer: OpenPeer | None) -> tuple[DataPlane, Peers]:
-    clock, peers = SystemClock(), Peers(peer)
+def forwarding_front(peer: OpenPeer | None) -> tuple[DataPlane, OnePeer]:
+    clock, peers = SystemClock(), OnePeer(peer)
     workers, clients = WorkerClients(), cast("PeerClients", peers)
     sessions = FrontSessions("west", "entry", clock, workers, clients, clock.wall)
     callers = CallerAuth("west", "entry", clock.wall)

@@ -266,6 +266,17 @@ async def test_a_token_that_expired_counts_no_more(front: Front, monkeypatch: py
     assert front.begin() is None, "the caller is looked at again"
 
 
+async def test_who_is_still_valid_keeps_what_is_remembered(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However seldom it calls."""
+    direct = front.plane._direct
+    assert front.begin() is not None
+    later = front.plane._clock.now() + 10.0
+    monkeypatch.setattr(front.plane._clock, "now", lambda: later)
+    monkeypatch.setattr(direct, "_find_target", lambda *_: pytest.fail("it is known"))
+    assert front.begin() is not None
+    await until_ended(front, 2)
+
+
 async def test_a_tenants_limits_count(front: Front) -> None:
     front.answers = None
     front.configure(tenants=(TenantLimit("acme", concurrency=2),))
