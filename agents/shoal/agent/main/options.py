@@ -283,10 +283,6 @@ def parser() -> argparse.ArgumentParser:
             default=str(default_state_dir()),
             help="identity, journal and cache of this node",
         )
-
-    front = commands.add_parser("front")
-    front.add_argument("--config", type=Path, required=True)
-    front.add_argument("--journal", type=Path)
     return top
 
 
