@@ -52,3 +52,19 @@ def test_later_collections_count_only_what_came_later() -> None:
     finally:
         gc.set_threshold(*before)
     assert kept
+
+
+def test_what_is_under_way_is_searched_less_often() -> None:
+    before = gc.get_threshold()
+    try:
+        gc_freeze.search_after(10_000)
+        assert gc.get_threshold()[1:] == before[1:]
+        gc.collect()
+        searched = gc.get_stats()[0]["collections"]
+        kept = [Node() for _ in range(5000)]
+        assert gc.get_stats()[0]["collections"] == searched
+        kept += [Node() for _ in range(6000)]
+        assert gc.get_stats()[0]["collections"] > searched
+    finally:
+        gc.set_threshold(*before)
+    assert kept

@@ -53,6 +53,9 @@ EXIT_ALREADY_RUNNING: Final = 75
 """Another front holds this agent's run directory."""
 EXIT_PORT: Final = 76
 """A port is in use by another process."""
+YOUNG_OBJECTS: Final = 10_000
+"""As of `gc_freeze.search_after`. With one request under way on each of 1,000 connections, cyclic garbage collection
+took 24 us of CPU a request with Python's 700, and 9 with this (two runs each on a busy machine, with handshakes)."""
 
 _log = structlog.get_logger(__name__)
 
@@ -71,6 +74,7 @@ def run(config_path: Path, nonce: str, clock: AgentClock, dates_at: Callable[[],
             _log.warning("front_already_running", folder=config.run_dir)
             return EXIT_ALREADY_RUNNING
         gc_freeze.freeze()
+        gc_freeze.search_after(YOUNG_OBJECTS)
         try:
             asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:
