@@ -7,6 +7,8 @@ gRPC, with streams.
 
 import http.client
 import json
+import selectors
+import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -40,7 +42,8 @@ SLACK_S: Final = 1.0
 
 
 class InferenceClient:
-    """One keep-alive connection to a gateway; not safe for concurrent use by two threads.
+    """One keep-alive connection to a gateway, made anew where the gateway closed it; not safe for concurrent use by two
+    threads.
 
     `retries`: how often a call is repeated that the server says may be repeated (it names a time, as with OVERLOADED),
     or that never reached it.
@@ -154,7 +157,10 @@ class InferenceClient:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, dict[str, str], bytes]:
         """Raises ShoalError; _NotSent where no connection could be made."""
-        connection, is_open = self._connection, self._connection.sock is not None
+        connection = self._connection
+        if connection.sock is not None and _is_over(connection.sock):
+            connection.close()
+        is_open = connection.sock is not None
         try:
             connection.timeout = timeout_s
             if connection.sock is None:
@@ -174,6 +180,13 @@ class InferenceClient:
             refusal = Refusal(Code.REPLICA_UNREACHABLE, f"gateway {address}: {cause}", "an answer", "shoal dev status")
             raise (ShoalError(refusal) if is_open else _NotSent(refusal)) from cause
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, content
+
+
+def _is_over(kept: socket.socket) -> bool:
+    """Whether the server closed a connection on which every answer was read: nothing else can be there to be read."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(kept, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class _NotSent(ShoalError):
