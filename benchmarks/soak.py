@@ -12,12 +12,14 @@ tolerance. Every request is accounted for: answered, refused with a code that it
 lost. A client repeats what broke or what a front said would pass, as the README's does, for 90 s; what still fails then
 is lost. Attempts that failed while no fault was on are listed.
 
-Resident and proportional memory (PSS) of every process is sampled each second. Growth is in MiB (PSS) between two
-windows, 20 to 35 % and 85 to 100 % of the run: the median slope over all pairs of a sample in each, of processes that
-lived through both. Processes that replaced each other are compared at equal age.
+The memory that every process holds is sampled each second. Twice, after a quarter of the run and at its end, nobody
+asks for a quarter of a minute, so that what is compared is no request's, nor what a front keeps for the next one.
+Growth is from the one rest to the other, of processes that lived through both; those that replaced each other are
+compared at equal age.
 
-The last line is one JSON object; of a role, growth is that of the process that grew most. Exit status 1 if an answer
-was wrong, a request was lost, or the region was not whole again 90 s after a fault.
+The last line is one JSON object; of a role, growth in MiB is that of the process that grew most. Exit status 1 if an
+answer was wrong, a request was lost, the region was not whole again 90 s after a fault, or a process grew by more than
+5 % from one rest to the other.
 """
 
 import argparse
@@ -43,8 +45,14 @@ from _soak.region import Fault, FaultDeck, SoakRegion, soak_models, soak_region
 
 PAUSE_S: Final = 6.0
 """Seconds from when the region is whole to the next fault."""
-QUIET_S: Final = 10.0
-"""Seconds without a new fault at the end."""
+REST_S: Final = 15.0
+"""Seconds of a rest."""
+SETTLE_S: Final = 5.0
+"""Seconds of a rest in which what is under way ends. After one without requests a front gives back what it kept."""
+WARM: Final = 0.25
+"""Of the run, until the first rest."""
+FLAT: Final = 0.05
+"""Of what a process held at the first rest: by how much it may have grown at the last."""
 LATE_S: Final = 1.0
 """Seconds after a fault during which an attempt that began in it may still fail."""
 END_S: Final = 150.0
@@ -78,6 +86,22 @@ class Load:
         if self._process.stdout.readline() != "ready\n":
             raise SystemExit("the clients did not start")
 
+    def rest(self) -> m.Window:
+        """Nobody asks for REST_S. Returns when the region was at rest. Raises SystemExit unless the clients run."""
+        self.check()
+        self._say("rest")
+        time.sleep(SETTLE_S)
+        began = time.monotonic()
+        time.sleep(REST_S - SETTLE_S)
+        ended = time.monotonic()
+        self._say("go")
+        return began, ended
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     def check(self) -> None:
         """Raises SystemExit unless they run."""
         if self._process.poll() is not None:
@@ -103,16 +127,14 @@ class Load:
         return [RequestRecord.from_line(line) for line in self._records.read_text().splitlines()]
 
 
-def inject_faults(region: SoakRegion, load: Load, seed: int, until: float) -> list[Fault]:
+def inject_faults(deck: FaultDeck, load: Load, done: list[Fault], until: float) -> None:
     """One fault after another, until then. Raises SystemExit where the load ends early."""
-    deck, done = FaultDeck(region, random.Random(seed)), list[Fault]()
     while time.monotonic() + PAUSE_S < until:
         time.sleep(PAUSE_S)
         fault = deck.next()
         load.check()
         done.append(fault)
         print(f"# {len(done)} {fault.kind}: {fault.target}, {fault.until - fault.since:.1f} s", flush=True)
-    return done
 
 
 def show_lanes(lanes: dict[str, LaneSummary]) -> None:
@@ -125,19 +147,20 @@ def show_lanes(lanes: dict[str, LaneSummary]) -> None:
 
 
 def show_growth(found: Sequence[m.Growth]) -> None:
-    print(f"\n{'process':44} {'count':>5} {'PSS MiB':>8} {'grown':>7} {'replaced':>9}")
+    print(f"\n{'process':44} {'count':>5} {'held MiB':>8} {'grown':>7} {'share':>6} {'replaced':>9}")
     for each in found:
         lived, replaced = ("-" if value is None else f"{value / MIB:.2f}" for value in (each.lived, each.replaced))
-        print(f"{each.key!s:44} {each.count:>5} {each.pss / MIB:>8.1f} {lived:>7} {replaced:>9}")
+        share = "-" if each.share is None else f"{each.share:.1%}"
+        print(f"{each.key!s:44} {each.count:>5} {each.held / MIB:>8.1f} {lived:>7} {share:>6} {replaced:>9}")
 
 
 def report(
     minutes: float,
     records: Sequence[RequestRecord],
     faults: Sequence[Fault],
-    memory: Sequence[m.ProcessMemory],
+    grown: Sequence[m.Growth],
     began: float,
-    ended: float,
+    rests: Sequence[m.Window],
 ) -> dict[str, float | None]:
     """Prints what was found; returns the last line."""
     lanes = summarise(records)
@@ -151,9 +174,6 @@ def report(
         print(f"#   {at - began:.1f} s {lane}: {code}")
     for record in [each for each in records if each.outcome in (Outcome.WRONG, Outcome.LOST)][:20]:
         print(f"# {record.outcome} at {record.start - began:.1f} s, {record.lane}: {record.detail[:300]}")
-    length = ended - began
-    first, last = ((began + share * length, began + end * length) for share, end in m.WINDOWS)
-    grown = m.growths(memory, first, last)
     show_growth(grown)
     outcomes = Counter(record.outcome for record in records)
     kinds = Counter(fault.kind for fault in faults)
@@ -170,7 +190,8 @@ def report(
     for role in ("front", "worker", "supervisor", "coordinator", "gateway"):
         value = m.growth_of_role(grown, role)
         figures[f"growth_{role}"] = None if value is None else round(value / MIB, 2)
-    gaps = longest_gaps(records)
+    figures["growth_percent"] = round(100 * m.largest_share(grown), 1)
+    gaps = longest_gaps(records, [(since - SETTLE_S, until) for since, until in rests])
     print("\n# longest time without an answer, in ms:", {door: round(1e3 * gap) for door, gap in gaps.items()})
     figures["longest_gap_ms"] = round(1e3 * max(gaps.values(), default=0.0))
     return figures
@@ -194,8 +215,11 @@ def main() -> None:
                 sampler.start()
                 began = time.monotonic()
                 until = began + 60 * options.minutes
-                faults = inject_faults(region, load, options.seed, until - QUIET_S)
-                time.sleep(max(0.0, until - time.monotonic()))
+                deck, faults = FaultDeck(region, random.Random(options.seed)), list[Fault]()
+                inject_faults(deck, load, faults, began + WARM * (until - began))
+                first = load.rest()
+                inject_faults(deck, load, faults, until - REST_S)
+                last = load.rest()
                 ended = time.monotonic()
                 load.end()
             finally:
@@ -205,9 +229,11 @@ def main() -> None:
         if options.keep:
             rows = {str(each.key): each.samples for each in memory}
             (folder / "memory.json").write_text(json.dumps(rows))
-        figures = report((ended - began) / 60, records, faults, memory, began, ended)
+        grown = m.growths(memory, first, last)
+        figures = report((ended - began) / 60, records, faults, grown, began, (first, last))
     print(json.dumps(figures))
-    if figures["wrong"] or figures["lost"] or any(fault.until == float("inf") for fault in faults):
+    is_whole = all(fault.until < float("inf") for fault in faults)
+    if figures["wrong"] or figures["lost"] or not is_whole or m.largest_share(grown) > FLAT:
         sys.exit(1)
 
 

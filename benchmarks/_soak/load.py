@@ -1,8 +1,9 @@
 """The mixed load, in a process of its own: `python -m _soak.load SPEC`.
 
 SPEC is JSON: doors (host:port by name), context (of the caller, as `Context` has it), bearer (of the tenant over its
-quota), models (ONNX file by workload), seed, and records (the file to write). It prints `ready`, and ends when its
-input does; what is under way then is waited for.
+quota), models (ONNX file by workload), seed, and records (the file to write). It prints `ready`. After a line `rest` in
+its input nothing is asked any more, until the next line. It ends when its input does; what is under way then is waited
+for.
 """
 
 import asyncio
@@ -113,6 +114,8 @@ class Mix:
     rng: random.Random
     # Set when no further round begins.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    # Clear while nothing is asked.
+    asking: asyncio.Event = field(default_factory=asyncio.Event)
     # All that were made.
     clients: list[c.Client] = field(default_factory=list)
     # Names of sessions.
@@ -155,8 +158,19 @@ class Mix:
         each = self._unary(client, "small", OVER_QUOTA)
         return [self._run(Lane("over its quota", name, "small", self.out), 0.1, each) for _ in range(3)]
 
+    def on_input(self) -> None:
+        """One line can be read, or the end."""
+        line = sys.stdin.readline()
+        if not line:
+            self.stopping.set()
+        if line == "rest\n":
+            self.asking.clear()
+        else:
+            self.asking.set()
+
     async def _run(self, lane: Lane, pause_s: float, each: Round) -> None:
         while not self.stopping.is_set():
+            await self.asking.wait()
             await each(lane)
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
 
@@ -213,6 +227,7 @@ class Mix:
             """Steps are numbered, so that each may be repeated. What is lost ends: the remedy is to begin anew."""
             name, state = next(self._sequences), np.zeros((1, 2), np.float32)
             for step in range(1, STEPS + 1):
+                await self.asking.wait()
                 inputs = {"x": reference.inputs()["x"]}
                 right = reference.answer({**inputs, "state": state})
                 state = right["next"]
@@ -280,7 +295,8 @@ async def run(spec: Mapping[str, Any], out: TextIO) -> None:
         name: Reference(path, numbers, TOLERANCE if name == "batched" else 0.0) for name, path in spec["models"].items()
     }
     mix = Mix(references, out, random.Random(spec["seed"]))
-    asyncio.get_running_loop().add_reader(0, lambda: None if sys.stdin.readline() else mix.stopping.set())
+    mix.asking.set()
+    asyncio.get_running_loop().add_reader(0, mix.on_input)
     context = Context(**spec["context"])
     lanes = [lane for name, at in spec["doors"].items() for lane in mix.lanes_at(name, c.Door(at, context))]
     name, at = next(iter(spec["doors"].items()))

@@ -1,4 +1,9 @@
-"""Memory of a region's processes, second by second, and whether it grows."""
+"""Memory of a region's processes, second by second, and whether it grows.
+
+Judged is what a process holds: anonymous memory, also where it is swapped out, and its part of shared memory. Mapped
+files are left out. Of those the kernel can give back each page at any time, and their proportional size depends on who
+else maps them: that of a coordinator's libraries grows when another region's coordinator on the same machine ends.
+"""
 
 import json
 import threading
@@ -19,9 +24,6 @@ from shoal.types.codes import ShoalError
 EVERY_S: Final = 1.0
 AGES_S: Final = (15.0, 30.0)
 """Ages between which processes that replaced each other are compared."""
-WINDOWS: Final = ((0.2, 0.35), (0.85, 1.0))
-"""Of the run's length: after the warm-up, and at the end."""
-
 Window = tuple[float, float]
 
 
@@ -47,12 +49,12 @@ class ProcessMemory:
     key: ProcessKey
     # When it was first seen to be this, by the monotonic clock.
     born: float
-    # (time, resident bytes, proportional bytes) of each sample.
+    # (time, resident bytes, bytes that it holds) of each sample.
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
-    def pss(self) -> NDArray[np.float64]:
-        """(seconds, bytes) of each sample."""
-        return np.array([(at, pss) for at, _, pss in self.samples], np.float64).reshape(-1, 2)
+    def series(self) -> NDArray[np.float64]:
+        """(seconds, bytes held) of each sample."""
+        return np.array([(at, held) for at, _, held in self.samples], np.float64).reshape(-1, 2)
 
 
 class MemorySampler:
@@ -84,9 +86,9 @@ class MemorySampler:
             if row["pid"]:
                 key = key_of(row, served)
                 with suppress(OSError, psutil.Error):
-                    rss, pss = read_memory(row["pid"])
+                    resident, held = read_memory(row["pid"])
                     identity = row["pid"], psutil.Process(row["pid"]).create_time(), key
-                    self._found.setdefault(identity, ProcessMemory(key, now)).samples.append((now, rss, pss))
+                    self._found.setdefault(identity, ProcessMemory(key, now)).samples.append((now, resident, held))
 
 
 def workers_of(folder: Path) -> dict[int, str]:
@@ -111,34 +113,30 @@ def key_of(row: Mapping[str, Any], served: Mapping[int, str]) -> ProcessKey:
 
 
 def read_memory(pid: int) -> tuple[int, int]:
-    """Resident and proportional bytes."""
+    """Resident bytes, and those that it holds. Raises OSError."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     sizes = {line[0]: 1024 * int(line[1]) for line in lines}
-    return sizes["Rss:"], sizes["Pss:"]
+    return sizes["Rss:"], sizes["Anonymous:"] + sizes["Swap:"] + sizes["Pss_Shmem:"]
 
 
-def growth_of_one(process: ProcessMemory, first: Window, last: Window) -> float | None:
-    """Bytes (PSS) by which it grew from the middle of the first window to that of the last.
-
-    Theil and Sen's estimate, the median slope, over all pairs of a sample in each: half of the samples may be outliers.
-    None if it did not live through both windows.
-    """
-    found = process.pss()
+def medians_in(process: ProcessMemory, first: Window, last: Window) -> tuple[float, float] | None:
+    """Median bytes that it held in each; None if it did not live through both."""
+    found = process.series()
     early, late = (found[(found[:, 0] >= since) & (found[:, 0] <= until)] for since, until in (first, last))
     if not len(early) or not len(late) or found[0, 0] > first[0] + 2 * EVERY_S or found[-1, 0] < last[1] - 2 * EVERY_S:
         return None
-    slopes = (late[:, None, 1] - early[None, :, 1]) / (late[:, None, 0] - early[None, :, 0])
-    return float(np.median(slopes)) * (sum(last) - sum(first)) / 2
+    return float(np.median(early[:, 1])), float(np.median(late[:, 1]))
 
 
 def growth_of_replaced(processes: Sequence[ProcessMemory]) -> float | None:
     """Bytes by which processes of one key that replaced each other grew, from the first to the last.
 
-    They are compared at equal age, between AGES_S. The same estimate. None if not two of them became that old.
+    They are compared at equal age, between AGES_S, by Theil and Sen's estimate: the median slope over all pairs. None
+    if not two of them became that old.
     """
     points = list[tuple[float, float]]()
     for process in processes:
-        found = process.pss()
+        found = process.series()
         ages = found[:, 0] - process.born
         inside = found[(ages >= AGES_S[0]) & (ages <= AGES_S[1])]
         if len(inside) and ages[-1] >= AGES_S[1]:
@@ -161,10 +159,12 @@ class Growth:
     key: ProcessKey
     # How many processes.
     count: int
-    # Median proportional bytes at the end of the run; of the last one that lived.
-    pss: float
-    # Of the one that lived through both windows; None: none did.
+    # Median bytes held at the end of the run; of the last one that lived.
+    held: float
+    # Of the one that lived through both windows, from one's median to the other's; None: none did.
     lived: float | None
+    # The same, of what it held before.
+    share: float | None
     # Of those that replaced each other; None: not two of them lived for long enough.
     replaced: float | None
 
@@ -176,10 +176,17 @@ def growths(processes: Iterable[ProcessMemory], first: Window, last: Window) -> 
     found = list[Growth]()
     for key, group in sorted(by_key.items(), key=lambda item: str(item[0])):
         group.sort(key=lambda process: process.born)
-        lived = [grown for process in group if (grown := growth_of_one(process, first, last)) is not None]
-        pss = float(np.median([sample[2] for sample in group[-1].samples[-10:]]))
-        found.append(Growth(key, len(group), pss, max(lived, default=None), growth_of_replaced(group)))
+        lived = [medians for process in group if (medians := medians_in(process, first, last)) is not None]
+        grown = max((late - early for early, late in lived), default=None)
+        share = max((late / early - 1 for early, late in lived), default=None)
+        held = float(np.median([sample[2] for sample in group[-1].samples[-10:]]))
+        found.append(Growth(key, len(group), held, grown, share, growth_of_replaced(group)))
     return found
+
+
+def largest_share(found: Iterable[Growth]) -> float:
+    """By which any process that lived through both windows grew, of what it held before; 0 where none did."""
+    return max((each.share for each in found if each.share is not None), default=0.0)
 
 
 def growth_of_role(found: Iterable[Growth], role: str) -> float | None:

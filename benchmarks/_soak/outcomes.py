@@ -101,14 +101,21 @@ def summarise(records: Iterable[RequestRecord]) -> dict[str, LaneSummary]:
     return {lane: _summary(each) for lane, each in sorted(by_lane.items())}
 
 
-def longest_gaps(records: Iterable[RequestRecord]) -> dict[str, float]:
-    """Longest time between two answers to anybody, in seconds, by door."""
+def longest_gaps(records: Iterable[RequestRecord], rests: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
+    """Longest time between two answers to anybody, in seconds, by door. rests: from when to when nobody asked."""
     ends = dict[str, list[float]]()
     for record in records:
         if record.outcome is Outcome.ANSWERED:
             ends.setdefault(record.door, []).append(record.end)
     return {
-        door: max((later - earlier for earlier, later in pairwise(sorted(each))), default=0.0)
+        door: max(
+            (
+                later - earlier
+                for earlier, later in pairwise(sorted(each))
+                if not any(earlier < until and since < later for since, until in rests)
+            ),
+            default=0.0,
+        )
         for door, each in ends.items()
     }
 

@@ -2,6 +2,8 @@
 
 import importlib
 import math
+import mmap
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,6 +83,12 @@ def test_a_gap_is_between_answers_to_anybody_at_one_door(soak: Soak) -> None:
     assert found == {"gateway": 4.0, "agent-1": 0.0}
 
 
+def test_while_nobody_asks_there_is_no_gap(soak: Soak) -> None:
+    records = [record(soak, at, "answered") for at in (1.0, 3.0, 21.0, 24.0)]
+    assert soak.outcomes.longest_gaps(records, [(4.0, 20.0)]) == {"gateway": 3.0}
+    assert soak.outcomes.longest_gaps(records, [(0.0, 25.0)]) == {"gateway": 0.0}
+
+
 def test_what_is_under_way_at_a_kill_is_of_the_killed_worker_s_workload(soak: Soak) -> None:
     found = soak.outcomes.under_way(
         [
@@ -115,18 +123,16 @@ def test_what_fails_while_no_fault_is_on_is_listed(soak: Soak) -> None:
 
 
 @given(slope=st.floats(-0.1, 0.1), outliers=st.sets(st.integers(0, 100), max_size=6), size=st.floats(-50, 50))
-def test_growth_is_that_of_the_line_whatever_single_samples_say(
-    soak: Soak, slope: float, outliers: set[int], size: float
-) -> None:
+def test_what_is_held_is_what_most_samples_say(soak: Soak, slope: float, outliers: set[int], size: float) -> None:
     samples = [(float(at), 100 + slope * at + size * (at in outliers)) for at in range(101)]
-    grown = soak.memory.growth_of_one(process(soak, samples), FIRST, LAST)
-    assert grown / MIB == pytest.approx(65 * slope, abs=0.2 + 0.2 * abs(65 * slope))
+    early, late = soak.memory.medians_in(process(soak, samples), FIRST, LAST)
+    assert (late - early) / MIB == pytest.approx(65 * slope, abs=0.2 + 0.2 * abs(65 * slope))
 
 
 @pytest.mark.parametrize(("since", "until"), [(0, 80), (30, 100), (95, 100)])
 def test_only_what_lived_through_both_windows_has_grown(soak: Soak, since: int, until: int) -> None:
     samples = [(float(at), 100.0) for at in range(since, until + 1)]
-    assert soak.memory.growth_of_one(process(soak, samples), FIRST, LAST) is None
+    assert soak.memory.medians_in(process(soak, samples), FIRST, LAST) is None
 
 
 def test_processes_that_replaced_each_other_are_compared_at_equal_age(soak: Soak) -> None:
@@ -154,6 +160,23 @@ def test_the_growth_of_a_role_is_that_of_its_worst_process(soak: Soak) -> None:
     assert soak.memory.growth_of_role(found, "worker") / MIB == pytest.approx(6.5)
     assert soak.memory.growth_of_role(found, "front") / MIB == pytest.approx(50.0)
     assert soak.memory.growth_of_role(found, "gateway") is None
+    assert soak.memory.largest_share(found) == pytest.approx(6.5 / 102.75)
+    assert soak.memory.largest_share(found[:1]) == 0.0
+
+
+def test_a_process_holds_what_it_allocated_and_no_mapped_file(soak: Soak, tmp_path: Path) -> None:
+    size = 8 * MIB
+    (tmp_path / "file").write_bytes(bytes(size))
+    resident, held = soak.memory.read_memory(os.getpid())
+    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+        assert not any(mapped[at] for at in range(0, size, mmap.PAGESIZE))
+        mapped_resident, mapped_held = soak.memory.read_memory(os.getpid())
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+        own.write(b"1" * size)
+        _, own_held = soak.memory.read_memory(os.getpid())
+    assert mapped_resident - resident > size / 2
+    assert abs(mapped_held - held) < size / 4
+    assert own_held - held > size / 2
 
 
 def test_a_worker_is_known_by_what_it_serves_and_a_gateway_s_front_by_its_machine(soak: Soak) -> None:
