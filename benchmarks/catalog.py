@@ -120,7 +120,7 @@ def proposal(catalog: Catalog, *texts: str) -> Catalog:
 
 def read_as_placement(catalog: Catalog) -> None:
     """Everything that a step or a plan reads of a catalogue."""
-    _ = catalog.intents, catalog.quotas, catalog.refs, catalog.profiles, catalog.rtt_s, catalog.references
+    _ = catalog.intents, catalog.quotas, catalog.number, catalog.profiles, catalog.rtt_s, catalog.references
     _ = catalog.facts(REGION), catalog.rules(REGION), catalog.signatures(REGION, verify_bundle)
 
 
@@ -144,7 +144,7 @@ def can_move(catalog: Catalog, text: str) -> None:
 
 def loaded_again(catalog: Catalog) -> Catalog:
     documents = {key: codec.load(StoredDocument, codec.dump(each)) for key, each in catalog.documents.items()}
-    return replace(catalog, documents=documents, earlier={})
+    return replace(catalog, documents=documents, earlier=None)
 
 
 def measure(count: int, calls: int) -> CatalogFigures:

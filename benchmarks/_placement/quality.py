@@ -90,7 +90,7 @@ def tables(inputs: Inputs) -> tuple[JointProblem, Figures]:
     scope = Scope(inputs)
     nothing = WorkloadReplicas((), ())
     free = initial_allocations(scope, ())
-    solvers = [Solver(scope, intent, nothing, 0, free, free) for intent in inputs.intents]
+    solvers = [Solver(scope, intent, nothing, 0, free) for intent in inputs.intents]
     joint = joint_problem(scope, [JointRow(solver, solver.choose()[0], None) for solver in solvers], free)
     assert joint is not None
     index = {column: number for number, column in enumerate(joint.columns)}

@@ -162,7 +162,7 @@ DECISIONS: Final = CounterMetric(
 )
 DECISIONS_AUDITED: Final = CounterMetric(
     f"{PROGRAM}_decisions_audited_total",
-    "Workloads that steps of the region decided about again although nothing had changed, a few in each step.",
+    "Workloads that steps of the region decided about again although nothing had changed.",
 )
 DECISIONS_REFUTED: Final = CounterMetric(
     f"{PROGRAM}_decisions_refuted_total",

@@ -15,7 +15,9 @@ from shoal.coordinator.core.migration.machine import start
 from shoal.coordinator.core.migration.model import Cause, Migration, PlannedState, ReplicaPlace
 from shoal.coordinator.core.placement.changes import is_material
 from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
+from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.audit import differences
+from shoal.coordinator.core.workloads.decide import inputs_of, next_placement
 from shoal.coordinator.core.workloads.invariants import RegionSnapshot, check
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import (
@@ -544,7 +546,8 @@ class CoreRegion:
             # Where nothing left, there is no room that the next step would give to others. A replica that came may yet
             # take the reason from a move, which the next step then ends.
             after = self._assignments()
-            if not advanced.changed and before <= after and (before == after or not underway(self.migrations.values())):
+            is_quiet = not advanced.changed and self.memory.residuals is remembered.residuals
+            if is_quiet and before <= after and (before == after or not underway(self.migrations.values())):
                 break
         decision = self.decision
         assert decision is not None
@@ -566,12 +569,16 @@ class CoreRegion:
 
     def _check_kept(self, world: RegionState, whole: AdvanceResult, now: Elapsed, wall: Wall) -> None:
         """A decision about what changed is the one about everything, and starts the same moves."""
+        effects = migration_effects(world, self.migrations, now)
+        planned = next_placement(world, effects, now, wall, self.kept)
+        assert planned.plan(False).hash == place(inputs_of(world, effects, now, wall), explain=False).hash
         part = advance(world, self.migrations, now, wall, kept=self.kept)
         assert differences(world, part.decision, whole.decision) == ()
         assert repr(part.changed) == repr(whole.changed)  # unknown figures are not equal to themselves
         assert part.decision.events == whole.decision.events
         assert part.decision.replacements == whole.decision.replacements
         self.kept.adopt(world, migration_effects(world, self.migrations, now), part.decision, now)
+        self.kept.learn(part.decision.memory)
         self.decided_about.append(len(part.decision.plan.workloads))
 
     def _decided_fleet(self) -> Fleet:

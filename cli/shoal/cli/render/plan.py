@@ -91,7 +91,8 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
     if not plan.changes:
         line("nothing to do")
     line(summary(plan), "bold")
-    line(f"plan {plan.hash}")
+    if plan.hash:
+        line(f"plan {plan.hash}")
 
 
 def _says_something(plan: operator_pb2.WorkloadPlan, documents: Iterable[operator_pb2.DocumentChange]) -> bool:

@@ -370,7 +370,8 @@ def plan_view(
         reply.hash = planned.plan.hash
         reply.signals.extend(signal_views(planned.signals, refusals, wall))
         reply.budgets.extend(budget_view(budget) for budget in planned.plan.budgets)
-        reply.changes = planned.plan.has_changes or bool(planned.documents)
+    if not planned.problems:
+        reply.changes = bool(planned.documents) or (planned.plan is not None and planned.plan.has_changes)
     return reply
 
 

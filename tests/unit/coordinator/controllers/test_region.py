@@ -19,6 +19,7 @@ from shoal.coordinator.controllers.log.region_clock import ClockFloor
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.controllers.workloads import apply
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.ports import Transaction
@@ -343,6 +344,40 @@ async def test_a_stale_plan_is_refused_and_says_what_differs(world: RegionFixtur
     fresh = await world.region.documents.plan(DOCUMENTS, {}, "test")
     assert fresh.plan is not None
     assert (await world.region.documents.apply(DOCUMENTS, {}, fresh.plan.hash, "test")).revision > 0
+
+
+READER = DOCUMENTS[0][1].partition("---\n")[2]
+
+
+async def test_a_plan_holds_while_others_change_nothing_that_it_decides(world: RegionFixture) -> None:
+    await place_agent(world)
+    others = [("other.yaml", READER.replace("reader", "other"))]
+    shown = await world.region.documents.plan(others, {}, "test")
+    assert shown.plan is not None
+    assert shown.plan.workloads
+    await world.step()
+    again = await world.region.documents.plan(others, {}, "test")
+    assert again.plan is not None
+    assert again.plan.hash == shown.plan.hash
+    assert (await world.region.documents.apply(others, {}, shown.plan.hash, "test")).revision > 0
+
+
+async def test_a_large_apply_is_planned_by_the_steps_alone(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "MOST_PLANNED", 1)
+    await place_agent(world)
+    texts = [(name, READER.replace("reader", name)) for name in ("one", "two")]
+    shown = await world.region.documents.plan(texts, {}, "test")
+    assert shown.plan is not None
+    with_hash = await world.region.documents.apply(texts, {}, "another", "test")
+    assert with_hash.plan_differences
+    applied = await world.region.documents.apply(texts, {}, "", "test")
+    assert applied.revision
+    assert applied.plan_result.plan is None
+    await world.step()
+    placed = {one.workload.name for one in world.region.workloads.desired["edge-1"].assignments}
+    assert {"one", "two"} <= placed
 
 
 async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> None:

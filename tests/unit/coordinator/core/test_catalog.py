@@ -74,7 +74,7 @@ def apply(catalog: Catalog, *texts: str) -> Catalog:
 def loaded_again(catalog: Catalog) -> Catalog:
     """As a coordinator has it that just read the store."""
     records = {key: codec.load(StoredDocument, codec.dump(each)) for key, each in catalog.documents.items()}
-    return replace(catalog, documents=records, earlier={})
+    return replace(catalog, documents=records, earlier=None)
 
 
 def cross_problems(catalog: Catalog, texts: Sequence[str]) -> tuple[Problem, ...]:
@@ -91,7 +91,7 @@ def readings(catalog: Catalog) -> tuple[object, ...]:
     """All that placement reads."""
     return (
         catalog.intents,
-        catalog.refs,
+        catalog.number,
         dict(catalog.quotas),
         catalog.profiles,
         catalog.references,

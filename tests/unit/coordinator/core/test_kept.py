@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.decide import decide, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.types.assignment import Subscriptions
@@ -237,3 +237,40 @@ def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> No
     again = decide(missed, NO_MIGRATIONS, now, wall, region.kept)
     assert again.is_whole
     assert again.refuted == ()
+
+
+def test_a_large_apply_is_taken_up_by_several_steps_those_of_highest_rank_first() -> None:
+    region = region_of(NODES)
+    region.run(5)
+    region.intents = tuple(intent(f"w{at}", tenant="shop", priority=at % 3) for at in range(8))
+    now, wall, taken = Elapsed(region.now), Wall(START + region.now), list[str]()
+    while not taken or region.kept.has_late:
+        world = region.world()
+        found = decide(world, NO_MIGRATIONS, now, wall, region.kept, most_new=3)
+        news = [each.workload.name for each in found.plan.workloads if each.workload.name not in taken]
+        assert len(news) <= 3
+        taken += news
+        region.kept.adopt(world, NO_MIGRATIONS, found, now)
+        region.desired, region.memory = {**region.desired, **found.desired}, found.memory
+    assert taken == [f"w{at}" for priority in (2, 1, 0) for at in range(8) if at % 3 == priority]
+    assert {one.workload.name for each in region.desired.values() for one in each.assignments} == {*taken}
+    region.run(20)  # and `CoreRegion.step` compares it with a decision about everything
+
+
+def test_a_plan_of_what_changed_changes_nothing_that_is_kept() -> None:
+    region = region_of(NODES)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(8))
+    region.run(20)
+    settled = region.intents
+    region.intents = (*settled[:-1], intent("late", tenant="zoo"))
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    asked = next_placement(region.world(), NO_MIGRATIONS, now, wall, region.kept)
+    late, gone = WorkloadKey("zoo", "late"), settled[-1].key
+    assert {each.key for each in asked.inputs.intents} == {late}
+    assert {one.workload for held in asked.inputs.desired.values() for one in held} == {gone}
+    plan = asked.plan([late])
+    assert [each.workload for each in plan.workloads if each.candidates] == [late]
+    region.intents = settled
+    region.decided_about.clear()
+    region.run(5)
+    assert set(region.decided_about) == {0}

@@ -12,7 +12,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Basis, Prediction
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory
-from shoal.coordinator.core.workloads.warm_ups import MOST_WARM_UPS, remember_warm_ups
+from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND, MOST_WARM_UPS, remember_warm_ups
 from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule
@@ -82,7 +82,7 @@ def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     (residual,) = region.memory.residuals.values()
     assert residual.log_ratio > 0
     fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
-    known = remember_warm_ups(replace(region.world(), fleet=fleet), "abc")
+    known = remember_warm_ups(replace(region.world(), fleet=fleet), "abc", {})
     assert known == (region.memory.measured, region.memory.residuals, frozenset())
 
 
@@ -110,7 +110,24 @@ def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:
     kept = Trial(DIGEST, "a", "cpu0")
     gone = [Trial(DIGEST, f"{number:05}", "cpu0") for number in range(MOST_WARM_UPS)]
     memory = ReconcilerMemory(measured=Map(dict.fromkeys((*gone, kept), warm())))
-    found = remember_warm_ups(replace(region.world(), memory=memory), ())
-    assert len(found.measured) == MOST_WARM_UPS
+    found = remember_warm_ups(replace(region.world(), memory=memory), (), {})
+    assert len(found.measured) == MOST_WARM_UPS - MOST_WARM_UPS // 8
     assert kept in found.measured
-    assert found.nodes == {gone[-1].node}
+    assert gone[-1].node in found.nodes
+    assert gone[0] in found.measured
+
+
+def test_the_region_learns_from_a_few_measurements_of_a_kind_and_from_what_differs() -> None:
+    region = CoreRegion(*(node(f"n{at:02}") for at in range(MOST_OF_A_KIND + 4)))
+    region.intents = (intent(replicas=len(region.agents)),)
+    for at, agent in enumerate(region.agents.values()):
+        agent.p50_s = 0.05 if at < MOST_OF_A_KIND + 2 else 0.08
+    region.run(8)
+    assert len(region.memory.measured) == len(region.agents)
+    learnt = {trial.node: math.exp(each.log_ratio) for trial, each in region.memory.residuals.items()}
+    assert len(learnt) == MOST_OF_A_KIND
+    far = [name for name, agent in region.agents.items() if agent.p50_s > 0.05]
+    assert {*far} <= learnt.keys()
+    puts, _ = memory_writes(ReconcilerMemory(), region.memory, {}, region.agents)
+    without = [name for name in region.agents if b'"residual":null' in puts[OF_NODES + name]]
+    assert {*without} == region.agents.keys() - learnt.keys()

@@ -65,6 +65,9 @@ STEP_S: Final = Seconds(2.0)
 RETRY_S: Final = Seconds(1.0)
 DRAIN_S: Final = Seconds(10.0)
 """How long one `drain` call lasts: a region whose leave was abandoned trades again after this."""
+BACKLOG_FACTOR: Final = 0.25
+"""The same while applied workloads wait for a step to take them up: links get a fifth of the loop, and what steps leave
+while they are stored."""
 IDLE_FACTOR: Final = 3
 """After a step that took t, wait min(3t, tick_s). In a reconnect storm every hello requests a step; this caps stepping
 at a quarter of the loop."""
@@ -331,7 +334,8 @@ class RegionalCoordinator:
             with suppress(ShoalError, StaleRevision):  # the next write says what the store says
                 await self.fence.save_clock()
             took = self.clock.now() - began
-            await self.clock.sleep(Seconds(min(IDLE_FACTOR * took, self.config.tick_s)))
+            idle = BACKLOG_FACTOR if self.workloads.has_backlog else IDLE_FACTOR
+            await self.clock.sleep(Seconds(min(idle * took, self.config.tick_s)))
             await self._wait()
 
     def stop(self) -> None:

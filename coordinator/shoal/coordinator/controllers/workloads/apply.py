@@ -6,7 +6,7 @@ planned on, and a stale plan is refused, because only its author can say whether
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents import revisions
@@ -20,12 +20,19 @@ from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, wi
 from shoal.coordinator.core.placement.model import PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
+from shoal.coordinator.core.workloads.changed import difference
 from shoal.coordinator.ports import StaleRevision
 from shoal.policies import Problem
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.workload import WorkloadKey
 
 PLANS_KEPT: Final = 32
+MOST_CANDIDATES, MOST_CANDIDATES_APPLIED = 20_000, 256
+"""Candidates that a plan lists, and that the answer to an apply lists: with more, it lists none, and `shoal explain`
+has those of one workload. Each takes about 0.2 ms."""
+MOST_PLANNED: Final = 256
+"""Workloads that an apply plans before it stores them, unless a plan's hash is to be compared: of more, the next steps
+alone decide. Otherwise each of them would be decided twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class PlanResult:
 
     # The catalog with the documents merged in.
     proposal: DocumentProposal
-    # None exactly when there are problems; then there is no hash either.
+    # None where there are problems, and in an apply of more than MOST_PLANNED workloads.
     plan: PlacementPlan | None
     # Price and carbon as the plan uses them.
     signals: Mapping[SignalName, Signal] = field(default_factory=dict)
@@ -124,6 +131,14 @@ class DocumentsController:
         what would change now, with all candidates. back: by a rollback. compute: runs
         the parts whose cost grows with the texts, all of them pure.
         """
+        proposal = await self._propose(texts, digests, actor, back, compute)
+        if proposal.problems:
+            return PlanResult(proposal, None)
+        return await self._place(proposal, True if not texts else MOST_CANDIDATES, compute)
+
+    async def _propose(
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str, back: bool, compute: Compute
+    ) -> DocumentProposal:
         catalog, wall = self.catalog, self._clock.wall()
 
         def propose_all() -> DocumentProposal:
@@ -134,14 +149,23 @@ class DocumentsController:
                 _ = found.catalog.intents  # resolves what changed; the catalog keeps it
             return found
 
-        proposal = await compute(propose_all)
-        if proposal.problems:
-            return PlanResult(proposal, None)
-        inputs = self._workloads.inputs(proposal.catalog)
-        changed = _changed_workloads(catalog, proposal.catalog)
-        plan = await compute(lambda: place(inputs, explain=changed if texts else True))
+        return await compute(propose_all)
+
+    async def _place(self, proposal: DocumentProposal, candidates: Literal[True] | int, compute: Compute) -> PlanResult:
+        """candidates: the most to list, of the workloads that the documents concern; True: all, of all workloads."""
+        catalog = proposal.catalog
+        if candidates is True:
+            inputs = self._workloads.inputs(catalog)
+            plan = await compute(lambda: place(inputs, explain=True))
+        else:
+            changed = _changed_workloads(self.catalog, catalog)
+            devices = sum(len(state.node.devices) for state in self._workloads.fleet.nodes.values())
+            explain = changed if len(changed) * devices <= candidates else False
+            async with self._workloads.step_lock:
+                asked = self._workloads.next_placement(catalog)
+            plan = await compute(lambda: asked.plan(explain))
         self._remember_plan(plan)
-        return PlanResult(proposal, plan, self._signals(proposal.catalog))
+        return PlanResult(proposal, plan, self._signals(catalog))
 
     def propose(self, texts: Sequence[tuple[str, str]]) -> DocumentProposal:
         """Merges documents into the applied ones; changes nothing."""
@@ -183,10 +207,13 @@ class DocumentsController:
         compute: Compute,
     ) -> ApplyResult:
         before = self._plans.get(plan_hash)
-        planned = await self.plan(texts, digests, actor, back=back, compute=compute)
-        if planned.plan is None:
+        proposal = await self._propose(texts, digests, actor, back, compute)
+        planned = PlanResult(proposal, None)
+        if proposal.problems:
             return ApplyResult(planned, (), 0)
-        if plan_hash and plan_hash != planned.plan.hash:
+        if plan_hash or len(_changed_workloads(self.catalog, proposal.catalog)) <= MOST_PLANNED:
+            planned = await self._place(proposal, MOST_CANDIDATES_APPLIED, compute)
+        if plan_hash and planned.plan is not None and plan_hash != planned.plan.hash:
             return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
         documents = planned.proposal.catalog.documents
         keys = planned.proposal.changed_keys
@@ -231,10 +258,9 @@ class DocumentsController:
 
 def _changed_workloads(before: Catalog, after: Catalog) -> frozenset[WorkloadKey]:
     """Workloads that are new, or that ask for something else."""
-    known = {each.key: each for each in before.intents}
-    return frozenset(
-        each.key for each in after.intents if known.get(each.key) is not each and known.get(each.key) != each
-    )
+    new, gone = difference(before.intents, after.intents)
+    known = {each.key: each for each in gone}
+    return frozenset(each.key for each in new if known.get(each.key) != each)
 
 
 def _decisions(plan: PlacementPlan) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.audit import differences
-from shoal.coordinator.core.workloads.decide import inputs_of, timing
+from shoal.coordinator.core.workloads.decide import NextPlacement, inputs_of, next_placement, timing
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
@@ -57,6 +57,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
     WorkloadWait,
 )
+from shoal.coordinator.core.workloads.pace import StepPace
 from shoal.coordinator.core.workloads.replica_counts import WantedReplicas
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
@@ -72,8 +73,10 @@ DESIRED: Final = "desired/"
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
 AUDITED_PER_STEP: Final = 4
-"""Settled workloads that a step decides about again, and nodes that a search checks. A region at rest takes a step
-every 2 s, so that 10,000 workloads take 84 minutes."""
+"""Settled workloads that a step decides about again. A region at rest takes a step every 2 s, so that 10,000 workloads
+take 84 minutes."""
+AUDITED_PER_SEARCH: Final = 1
+"""Nodes of which a search for a place checks what columns say."""
 RECONNECT_S: Final = 5.0
 """All agents reconnect within this time (`reconnect_after` of the agent)."""
 
@@ -139,8 +142,9 @@ class WorkloadsController:
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._written_at: dict[str, Elapsed] = {}
-        self._kept = KeptDecisions(AUDITED_PER_STEP)
+        self._kept = KeptDecisions(AUDITED_PER_STEP, AUDITED_PER_SEARCH)
         self._counts = WantedReplicas()
+        self._pace = StepPace()
         self._contents: dict[str, DesiredContent] = {}
         """The content of each desired set."""
         self._confirmed_limits = ConfirmedLimits()
@@ -313,6 +317,7 @@ class WorkloadsController:
             if not self._awaits_nodes():
                 await self.transitions.run(self._step)
                 await self._sender.send(self.desired)
+                self._kept.learn(self._memory)
 
     def await_nodes(self) -> None:
         """Gives nodes RECONNECT_S to report what they run before the next decision, while the newest desired sets
@@ -353,7 +358,7 @@ class WorkloadsController:
         return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
 
     def _step(self) -> Transition[RegionWrites, None]:
-        wall = self._clock.wall()
+        began, wall = self._clock.now(), self._clock.wall()
         # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
         if self._is_first_of_history:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
@@ -364,7 +369,12 @@ class WorkloadsController:
         self._count_replicas(self._changed_nodes)
         world = replace(self._world(self.catalog), changed_nodes=frozenset(self._changed_nodes))
         triggers = self._should_evaluate_moves(world, now)
-        advanced = advance(world, self.migrations.all, now, wall, run_triggers=triggers, kept=self._kept)
+        advanced = advance(
+            *(world, self.migrations.all, now, wall),
+            run_triggers=triggers,
+            kept=self._kept,
+            most_new=self._pace.most,
+        )
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
         self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
         self._meter.add(metrics.DECISIONS_AUDITED, decision.audited)
@@ -387,7 +397,7 @@ class WorkloadsController:
         writes = None
         if changed or gone or puts or deletes or decision.events or written.puts:
             puts = {
-                **{DESIRED + node: self._encoder.dump(desired) for node, desired in changed.items()},
+                **{DESIRED + node: self._dump(desired, decision) for node, desired in changed.items()},
                 **puts,
                 **written.puts,
             }
@@ -395,12 +405,24 @@ class WorkloadsController:
             deletes = (*(DESIRED + node for node in gone), *deletes, *written.deletes)
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
         contents = {node: looked_at[node] for node in changed}
+        if not decision.is_whole:
+            self._pace = self._pace.after(len(decision.plan.workloads), Seconds(self._clock.now() - began))
 
         def adopt(revision: int) -> None:
             self._shared = shared
             self._adopt_step(world, advanced, written, changed, contents, gone, now)
 
         return Transition(None, writes, adopt)
+
+    def _dump(self, desired: DesiredSet, decision: Decision) -> bytes:
+        known = self.desired.get(desired.node)
+        # The routes of a node that has nothing and subscribes to nothing follow from the tables alone.
+        is_known = known is not None and not (
+            known.assignments or desired.assignments or known.routes_on_demand or desired.routes_on_demand
+        )
+        return self._encoder.dump(
+            desired, known.version if known is not None else None, decision.rerouted if is_known else None
+        )
 
     def _memory_writes(self, decision: Decision) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
         """Of what the reconciler remembers, in this step for the first time."""
@@ -438,8 +460,8 @@ class WorkloadsController:
         for each in ended:
             self._on_migration_end(each.id)
         self.move_holds = advanced.move_holds if advanced.move_holds is not None else self.move_holds
-        if advanced.changed:
-            self._on_change()  # the next step reads what they now need
+        if advanced.changed or self._kept.has_late:
+            self._on_change()  # the next step reads what they now need, and takes up more
         self.waits = decision.waits
         self._plans.adopt(decision, world.intents)
         self._spending.adopt(
@@ -507,6 +529,11 @@ class WorkloadsController:
         return min((*left, *(each for each in due if each is not None)), default=None)
 
     @property
+    def has_backlog(self) -> bool:
+        """Whether applied workloads wait for a step to take them up."""
+        return self._kept.has_late
+
+    @property
     def cost_rates(self) -> Mapping[tuple[WorkloadKey, str], UsdPerHour]:
         """USD/h by workload and by the region that runs it (empty: this one), by the last step."""
         return self._spending.rates
@@ -530,6 +557,16 @@ class WorkloadsController:
         now, world = self._clock.now(), self.region_state(catalog)
         return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
+    def next_placement(self, catalog: Catalog) -> NextPlacement:
+        """What placement would be asked now under the given catalog. Call it under `step_lock`: while a step is under
+        way, everything is asked."""
+        self._changed_nodes |= self._fleet.take_changed_nodes()
+        now, world = self._clock.now(), self._world(catalog)
+        world = replace(world, documents=catalog.number, changed_nodes=frozenset(self._changed_nodes))
+        return next_placement(
+            world, migration_effects(world, self.migrations.all, now), now, self._clock.wall(), self._kept
+        )
+
     def _count(self, advanced: AdvanceResult) -> None:
         for each in advanced.changed.values():
             before = self.migrations.all.get(each.id)
@@ -542,7 +579,7 @@ class WorkloadsController:
     def region_state(self, catalog: Catalog | None = None) -> RegionState:
         """What a step would decide from now, under the given catalog or the applied one."""
         catalog = catalog or self.catalog
-        return replace(self._world(catalog), desired=dict(self._contents), documents=catalog.refs)
+        return replace(self._world(catalog), desired=dict(self._contents), documents=catalog.number)
 
     def _world(self, catalog: Catalog) -> RegionState:
         """As `region_state`, for one step: without the list of documents, and with what this controller goes on to

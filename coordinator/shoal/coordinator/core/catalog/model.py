@@ -7,11 +7,14 @@ value, so what is kept never outlives the text that it was computed from.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
+
+from immutables import Map
 
 from shoal.coordinator.core.catalog.checks import no_reference
 from shoal.coordinator.core.catalog.lazy import lazy_property
@@ -23,10 +26,22 @@ from shoal.coordinator.core.catalog.publishers import (
     publisher_keys,
     signatures,
 )
-from shoal.coordinator.core.placement.model import DocumentRef, RegionFacts, Signatures
+from shoal.coordinator.core.placement.model import RegionFacts, Signatures, number_of
 from shoal.coordinator.core.signals.model import Signal, SignalName, SignalRule
 from shoal.coordinator.core.workloads.model import Reference, References
-from shoal.policies import Document, Kind, Policy, Region, Tenant, Workload, quota, read, resolve, trades
+from shoal.policies import (
+    DEFAULT_TENANT,
+    Document,
+    Kind,
+    Policy,
+    Region,
+    Tenant,
+    Workload,
+    quota,
+    read,
+    resolve,
+    trades,
+)
 from shoal.policies.check import check_with_policy
 from shoal.policies.kinds import CarbonFeed, PriceFeed
 from shoal.types.migration import PackRef
@@ -86,8 +101,9 @@ class StoredDocument:
         return Document(f"stored {self.kind} {self.name}", self.value, self.text)
 
     @lazy_property
-    def ref(self) -> DocumentRef:
-        return DocumentRef(self.kind, self.name, self.digest)
+    def number(self) -> int:
+        """Its part of the hash of a plan."""
+        return number_of(self.kind, self.name, self.digest)
 
     @lazy_property
     def digest(self) -> str:
@@ -189,6 +205,44 @@ class ResolvedWorkload:
     intent: Intent
     # True if a check of the workload with its policy finds something.
     has_problems: bool
+    # True if there is no policy of the name that it asks for.
+    lacks_policy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDocuments:
+    """What a catalog's documents amount to."""
+
+    # Each under its policy.
+    workloads: Map[DocumentKey, ResolvedWorkload]
+    # The workloads by name.
+    order: tuple[DocumentKey, ...]
+    # Of the workloads, in that order.
+    intents: tuple[Intent, ...]
+    # By name.
+    policies: dict[str, Policy]
+    # By tenant.
+    quotas: Mapping[str, Quota]
+    # Workloads of which a check with their policy or tenant found something, or would have.
+    doubtful: frozenset[DocumentKey]
+    # Sum of `StoredDocument.number`.
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCatalog:
+    """What an earlier catalog resolved."""
+
+    # As in Catalog.
+    documents: Mapping[DocumentKey, StoredDocument]
+    # As in Catalog.
+    models: Mapping[str, ModelRecord]
+    # As in Catalog.
+    packs: Mapping[str, PackRecord]
+    # What its documents amounted to.
+    resolution: ResolvedDocuments
+    # Keys of documents that changed, came or went since; None: not known.
+    changed: frozenset[DocumentKey] | None
 
 
 @dataclass(frozen=True)
@@ -206,11 +260,28 @@ class Catalog:
     # By digest.
     packs: Mapping[str, PackRecord] = field(default_factory=dict)
     # What the catalog before this one resolved. It saves work, and changes no result.
-    earlier: Mapping[DocumentKey, ResolvedWorkload] = field(default_factory=dict, compare=False, repr=False)
+    earlier: EarlierCatalog | None = field(default=None, compare=False, repr=False)
 
     def with_changes(self, **changes: Any) -> Self:
         """The catalog with other values of some fields. Workloads that they do not concern stay resolved."""
-        return replace(self, earlier=vars(self).get("workloads", self.earlier), **changes)
+        return replace(self, earlier=self._earlier(None if "documents" in changes else frozenset()), **changes)
+
+    def with_documents(self, changed: Mapping[DocumentKey, StoredDocument], gone: Collection[DocumentKey] = ()) -> Self:
+        """The catalog with other documents. It costs what changed, but where a policy or model did."""
+        known = self.documents
+        documents = (known if isinstance(known, Map) else Map[DocumentKey, StoredDocument](known)).mutate()
+        documents.update(changed)
+        for key in gone:
+            del documents[key]
+        return replace(self, documents=documents.finish(), earlier=self._earlier(frozenset((*changed, *gone))))
+
+    def _earlier(self, changed: frozenset[DocumentKey] | None) -> EarlierCatalog | None:
+        """What is resolved already. changed: documents, from this catalog to the next."""
+        if (resolution := vars(self).get("resolution")) is not None:
+            return EarlierCatalog(self.documents, self.models, self.packs, resolution, changed)
+        if self.earlier is None or self.earlier.changed is None or changed is None:
+            return None if self.earlier is None else replace(self.earlier, changed=None)
+        return replace(self.earlier, changed=self.earlier.changed | changed)
 
     def digest_of(self, source: str) -> str | None:
         """The digest of a model pushed here, by digest or name; None if there is none."""
@@ -236,10 +307,10 @@ class Catalog:
     def _ordered(self) -> tuple[StoredDocument, ...]:
         return tuple(self.documents[key] for key in sorted(self.documents))
 
-    @lazy_property
+    @property
     def policies(self) -> dict[str, Policy]:
         """By name."""
-        return {policy.metadata.name: policy for _, policy in self.of_kind(Policy)}
+        return self.resolution.policies
 
     def policy(self, name: str | None) -> Policy | None:
         stored = self.documents.get(DocumentKey("Policy", name or ""))
@@ -250,18 +321,80 @@ class Catalog:
         """Own workloads in order of names, then guests. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is
         missing, which `remove` prevents.
         """
-        return (*(each.intent for each in self.workloads.values()), *(guest.intent for guest in self.guests))
+        guests = tuple(guest.intent for guest in self.guests)
+        return (*self.resolution.intents, *guests) if guests else self.resolution.intents
+
+    @property
+    def workloads(self) -> Mapping[DocumentKey, ResolvedWorkload]:
+        return self.resolution.workloads
 
     @lazy_property
-    def workloads(self) -> Mapping[DocumentKey, ResolvedWorkload]:
-        """In order of names. A workload is resolved again only if one of its sources is another object than before."""
-        found = dict[DocumentKey, ResolvedWorkload]()
-        for stored, workload in self.of_kind(Workload):
-            sources, before = self._sources(stored, workload), self.earlier.get(stored.key)
-            if before is None or not _is_same(before.sources, sources):
-                before = self._resolve(stored, workload, sources)
-            found[stored.key] = before
-        return found
+    def resolution(self) -> ResolvedDocuments:
+        """A workload is resolved again only if one of its sources is another object than before."""
+        before = self.earlier
+        if before is None or before.changed is None or before.models is not self.models:
+            return self._resolve_all()
+        is_small = all(key.kind not in ("Policy", "Tenant") for key in before.changed)
+        return (
+            self._resolve_some(before, before.changed)
+            if is_small and before.packs is self.packs
+            else self._resolve_all()
+        )
+
+    def _resolve_all(self) -> ResolvedDocuments:
+        earlier = (
+            self.earlier.resolution.workloads if self.earlier is not None else Map[DocumentKey, ResolvedWorkload]()
+        )
+        found = {stored.key: self._resolved(stored, value, earlier) for stored, value in self.of_kind(Workload)}
+        policies = {policy.metadata.name: policy for _, policy in self.of_kind(Policy)}
+        quotas = {tenant.metadata.name: quota(tenant) for _, tenant in self.of_kind(Tenant)}
+        return ResolvedDocuments(
+            Map(found),
+            tuple(found),
+            tuple(each.intent for each in found.values()),
+            policies,
+            quotas,
+            frozenset(key for key, each in found.items() if _is_doubtful(each, quotas)),
+            sum(stored.number for stored in self.documents.values()),
+        )
+
+    def _resolve_some(self, before: EarlierCatalog, changed: Collection[DocumentKey]) -> ResolvedDocuments:
+        """Where only workloads and regions changed."""
+        known, number = before.resolution, before.resolution.number
+        workloads, order, intents = known.workloads.mutate(), [*known.order], [*known.intents]
+        doubtful = {*known.doubtful}
+        for key in changed:
+            old, new = before.documents.get(key), self.documents.get(key)
+            number += (new.number if new is not None else 0) - (old.number if old is not None else 0)
+            if key.kind != "Workload":
+                continue
+            at = bisect_left(order, key)
+            is_known = at < len(order) and order[at] == key
+            doubtful.discard(key)
+            if new is None:
+                del order[at : at + is_known], intents[at : at + is_known]
+                workloads.pop(key, None)
+                continue
+            found = workloads[key] = self._resolved(new, new.value, known.workloads)
+            order[at : at + is_known], intents[at : at + is_known] = [key], [found.intent]
+            if _is_doubtful(found, known.quotas):
+                doubtful.add(key)
+        return replace(
+            known,
+            workloads=workloads.finish(),
+            order=tuple(order),
+            intents=tuple(intents),
+            doubtful=frozenset(doubtful),
+            number=number,
+        )
+
+    def _resolved(
+        self, stored: StoredDocument, workload: Any, earlier: Mapping[DocumentKey, ResolvedWorkload]
+    ) -> ResolvedWorkload:
+        sources, before = self._sources(stored, workload), earlier.get(stored.key)
+        if before is None or not _is_same(before.sources, sources):
+            before = self._resolve(stored, workload, sources)
+        return before
 
     def _sources(self, stored: StoredDocument, workload: Workload) -> Sequence[object]:
         """Everything that `_resolve` reads of the catalog."""
@@ -278,24 +411,26 @@ class Catalog:
             policy is not None and any(True for _ in check_with_policy(workload, policy))
         )
         packs = self._warm_packs(workload, stored.pinned)
-        return ResolvedWorkload(sources, replace(intent, back=stored.back, packs=packs), has_problems)
+        lacks_policy = workload.spec.policy is not None and policy is None
+        return ResolvedWorkload(sources, replace(intent, back=stored.back, packs=packs), has_problems, lacks_policy)
 
     @property
     def rtt_s(self) -> Mapping[str, Seconds]:
         """RTT to the origin region of each guest, by the guest workload's name."""
         return {guest.intent.key.name: guest.rtt_s for guest in self.guests}
 
-    @lazy_property
+    @property
     def quotas(self) -> Mapping[str, Quota]:
-        return {tenant.metadata.name: quota(tenant) for _, tenant in self.of_kind(Tenant)}
+        return self.resolution.quotas
 
     @lazy_property
     def profiles(self) -> Mapping[str, ModelProfile]:
         return {digest: model.profile for digest, model in self.models.items()}
 
-    @lazy_property
-    def refs(self) -> tuple[DocumentRef, ...]:
-        return tuple(stored.ref for stored in self._ordered)
+    @property
+    def number(self) -> int:
+        """Of all documents, as the hash of a plan has them."""
+        return self.resolution.number
 
     def facts(self, region: str, signals: Mapping[SignalName, Signal] = MappingProxyType({})) -> RegionFacts:
         document = self.region(region)
@@ -391,6 +526,12 @@ class Catalog:
             for source, digest in pinned.items()
             if digest in self.models
         }
+
+
+def _is_doubtful(found: ResolvedWorkload, quotas: Mapping[str, Quota]) -> bool:
+    """Whether a check with other documents may find something about a stored workload."""
+    tenant = found.intent.key.tenant
+    return found.has_problems or found.lacks_policy or not (tenant in quotas or tenant == DEFAULT_TENANT)
 
 
 def _rule(said: float | PriceFeed | CarbonFeed) -> SignalRule:

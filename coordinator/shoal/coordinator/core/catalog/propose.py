@@ -63,7 +63,7 @@ def propose(
     problems = [*loaded.problems]
     if not problems:
         problems += _cross_problems(catalog, given, suspects)
-    documents = dict(catalog.documents)
+    changed = dict[DocumentKey, StoredDocument]()
     changes = []
     for key, document in given.items():
         if key.kind == "Region" and key.name != region:
@@ -76,7 +76,7 @@ def propose(
             )
             problems.append(document.problem(("metadata", "name" if key.kind == "Tenant" else "tenant"), refusal))
             continue
-        before = documents.get(key)
+        before = catalog.documents.get(key)
         pinned, missing = _pin(catalog, document, digests, region, before, verify)
         problems += missing
         problems += _state_problems(catalog, document, pinned)
@@ -87,9 +87,9 @@ def propose(
             after = replace(after, revision=before.revision + 1, back=back)
             changes.append(DocumentChange("~", *key, tuple(differences(before, after))))
         else:
-            after = before
-        documents[key] = after
-    proposed = catalog.with_changes(documents=documents)
+            continue
+        changed[key] = after
+    proposed = catalog.with_documents(changed)
     if not problems:
         problems += [
             problem for document in (*given.values(), *suspects) for problem in _policy_problems(proposed, document)
@@ -101,9 +101,11 @@ def propose(
 def _suspects(catalog: Catalog, given: Mapping[DocumentKey, Document]) -> Iterator[Document]:
     """Stored workloads that a check with other documents may find something about, once the given ones are applied."""
     policies, tenants = _policies(catalog, given), _tenants(catalog, given)
-    for key, stored in catalog.documents.items():
-        resolved, workload = catalog.workloads.get(key), stored.value
-        if resolved is None or key in given or not isinstance(workload, Workload):
+    has_policy = any(key.kind == "Policy" for key in given)
+    for key in catalog.resolution.order if has_policy else sorted(catalog.resolution.doubtful):
+        resolved, stored = catalog.workloads[key], catalog.documents[key]
+        workload = stored.value
+        if key in given or not isinstance(workload, Workload):
             continue
         name = workload.spec.policy
         has_changed = name is not None and (name not in policies or DocumentKey("Policy", name) in given)
@@ -138,7 +140,7 @@ def without_document(catalog: Catalog, key: DocumentKey) -> Catalog:
         )
     users = [
         stored.name
-        for stored, workload in catalog.of_kind(Workload)
+        for stored, workload in (catalog.of_kind(Workload) if key.kind in ("Policy", "Tenant") else ())
         if (key.kind == "Policy" and workload.spec.policy == key.name)
         or (key.kind == "Tenant" and workload.metadata.tenant == key.name)
     ]
@@ -147,9 +149,7 @@ def without_document(catalog: Catalog, key: DocumentKey) -> Catalog:
             Refusal(Code.IN_USE, f"{key.kind} {key.name} is used by {', '.join(users)}", "one that nothing uses",
                     f"delete {'it' if len(users) == 1 else 'them'} first")
         )  # fmt: skip
-    return catalog.with_changes(
-        documents={other: stored for other, stored in catalog.documents.items() if other != key}
-    )
+    return catalog.with_documents({}, [key])
 
 
 def _pin(

@@ -120,15 +120,16 @@ def advance(
     *,
     run_triggers: bool = True,
     kept: KeptDecisions | None = None,
+    most_new: int | None = None,
 ) -> AdvanceResult:
     """`decide` with what the migrations ask for; then each migration's step on the result; then, with `run_triggers`,
     the automatic moves that start.
 
-    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing. kept: as in
-    `decide`.
+    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing. kept, most_new:
+    as in `decide`.
     """
     kept = KeptDecisions() if kept is None else kept
-    decision = decide(world, migration_effects(world, migrations, now), now, wall, kept)
+    decision = decide(world, migration_effects(world, migrations, now), now, wall, kept, most_new)
     # Moves are judged by what is reported this moment.
     world = replace(world, fleet=world.live) if world.live is not None else world
 

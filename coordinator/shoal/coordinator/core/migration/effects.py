@@ -1,6 +1,6 @@
 """What migrations ask of placement, and which placements the failed ones block."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -69,7 +69,7 @@ def move_of(migration: Migration) -> Move | None:
 
 
 def blocked_placements(
-    migrations: Iterable[Migration],
+    migrations: Collection[Migration],
     intents: Iterable[Intent],
     fleet: Fleet,
     desired: Mapping[str, tuple[Assignment, ...]],
@@ -86,7 +86,8 @@ def blocked_placements(
     replica to be replaced serves; but not after a load that failed for good, which is remembered by what was asked of
     it (`Inputs.unloadable`), so that another tolerance or other shapes are tried at once.
     """
-    allowed = {intent.key: intent.migration.allow_gap_s for intent in intents}
+    dark = {each.workload for each in migrations if had_outage(each)}
+    allowed = {intent.key: intent.migration.allow_gap_s for intent in intents if intent.key in dark} if dark else {}
     found = dict[tuple[WorkloadKey, Trial], Refusal]()
     for each in migrations:
         if each.leaves_region or each.target is None or each.cleared or not isinstance(each.state, AbortedState):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from immutables import Map
@@ -66,8 +66,7 @@ class QuotaUsage(NamedTuple):
         return QuotaUsage(self.replicas + sign, self.memory + sign * memory, self.cost.plus(cost, sign))
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(NamedTuple):
     """Capacity that is taken."""
 
     # Committed memory by device, of all assignments, whatever is decided about them.
@@ -106,8 +105,7 @@ class Allocations:
         slot, taken = replica.slot, replica.memory
         memory = self.memory.get(slot, NO_COMMITMENT).beside(taken if sign > 0 else -taken)
         used = self._with_usage(tenant, replica.assignment.memory_bytes, replica.cost, sign)
-        return replace(
-            used,
+        return used._replace(
             memory=self.memory.set(slot, memory),
             busy=self.busy.set(slot, self.busy.get(slot, 0.0) + sign * replica.busy),
             occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + sign),
@@ -141,7 +139,7 @@ class Allocations:
             observed = None if state is None else state.observed.get(each.assignment.id)
             left = memory.get(slot, NO_COMMITMENT).minus(memory_of(each.assignment, observed))
             memory = memory.set(slot, left)
-        return replace(self.with_undecided(scope, intent, current, -1), memory=memory)
+        return self.with_undecided(scope, intent, current, -1)._replace(memory=memory)
 
     def without_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
         """As if this current replica were gone."""
@@ -155,15 +153,14 @@ class Allocations:
         cost = TenantCost.of(replica.option.cost)
         used = self._with_usage(intent.key.tenant, replica.assignment.memory_bytes, cost, sign)
         slot = replica.slot
-        return replace(
-            used,
+        return used._replace(
             busy=self.busy.set(slot, self.busy.get(slot, 0.0) + busy),
             occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + sign),
         )
 
     def _with_usage(self, tenant: str, memory: int, cost: TenantCost, sign: int) -> "Allocations":
         usage = self.usage(tenant).with_replica(memory, cost, sign)
-        return replace(self, quota_usage=self.quota_usage.set(tenant, usage))
+        return self._replace(quota_usage=self.quota_usage.set(tenant, usage))
 
     def usage(self, tenant: str) -> QuotaUsage:
         """What the tenant uses of its quota."""
@@ -187,7 +184,7 @@ class Allocations:
             return self
         usage = self.usage(tenant)
         after = usage._replace(cost=usage.cost.plus(cost, sign))
-        return replace(self, quota_usage=self.quota_usage.set(tenant, after))
+        return self._replace(quota_usage=self.quota_usage.set(tenant, after))
 
     def with_kept_replica(self, scope: Scope, intent: Intent, replica: CurrentReplica) -> "Allocations":
         """Adds a current replica that was decided to stay."""
@@ -195,7 +192,7 @@ class Allocations:
 
     def with_freed_memory(self, slot: Slot, memory: Bytes) -> "Allocations":
         """Frees `memory` bytes that are loaded on a device; a negative number takes them."""
-        return replace(self, memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).minus(memory)))
+        return self._replace(memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).minus(memory)))
 
     def with_reservations(self, reservations: Sequence[Reservation], sign: int = 1) -> "Allocations":
         """Adds (sign 1) or removes (sign -1) capacity that is kept for a guest workload. It counts toward no quota."""
@@ -207,17 +204,41 @@ class Allocations:
             memory = memory.set(each.slot, kept)
             busy = busy.set(each.slot, busy.get(each.slot, 0.0) + sign * each.busy)
             occupants = occupants.set(each.slot, occupants.get(each.slot, 0) + sign)
-        return replace(self, memory=memory, busy=busy, occupants=occupants)
+        return self._replace(memory=memory, busy=busy, occupants=occupants)
 
     def with_new_replica(self, tenant: str, option: Option, busy: float) -> "Allocations":
         """Adds a new replica that was decided."""
         slot, memory = option.slot, memory_requirement(option)
-        return replace(
-            self._with_usage(tenant, memory, TenantCost.of(option.cost), 1),
+        return self._with_usage(tenant, memory, TenantCost.of(option.cost), 1)._replace(
             memory=self.memory.set(slot, self.memory.get(slot, NO_COMMITMENT).plus(memory, loaded=False)),
             busy=self.busy.set(slot, self.busy.get(slot, 0.0) + busy),
             occupants=self.occupants.set(slot, self.occupants.get(slot, 0) + 1),
         )
+
+
+class Baseline:
+    """Allocations of which one workload after the other is taken out: each once somebody asks what is left then."""
+
+    def __init__(self, first: Callable[[], Allocations]) -> None:
+        self._first = first
+        self._steps: list[Callable[[Allocations], Allocations]] = []
+        self._known: dict[int, Allocations] = {}
+
+    def __len__(self) -> int:
+        """Number of workloads that were taken out."""
+        return len(self._steps)
+
+    def take_out(self, step: Callable[[Allocations], Allocations]) -> None:
+        self._steps.append(step)
+
+    def at(self, number: int) -> Allocations:
+        """Without the first `number` of them."""
+        start = next((each for each in range(number, -1, -1) if each in self._known), None)
+        left = self._first() if start is None else self._known[start]
+        for step in self._steps[start or 0 : number]:
+            left = step(left)
+        self._known[number] = left
+        return left
 
 
 NO_ALLOCATIONS: Final = Allocations(Map(), Map(), Map(), Map())
@@ -231,13 +252,15 @@ class StandingReplicas:
     allocations: Allocations = NO_ALLOCATIONS
     # Memory and time that those of higher rank than this one take of a device.
     ahead: Callable[[Rank, Slot], tuple[Bytes, float]] = lambda _, __: (Bytes(0), 0.0)
+    # Sum of their targets, as the hash of a plan has it.
+    decided: int = 0
 
     def baseline(self, allocations: Allocations, intent: Intent) -> Allocations:
         """As if those of them that outrank the workload had no replicas."""
         if self is NOTHING_STANDS:
             return allocations
         rank = rank_of(intent)
-        return replace(allocations, left_out=lambda slot: self.ahead(rank, slot))
+        return allocations._replace(left_out=lambda slot: self.ahead(rank, slot))
 
 
 NOTHING_STANDS: Final = StandingReplicas()
@@ -255,7 +278,7 @@ def initial_allocations(
     for key, committed in commitments(inputs.fleet, inputs.desired).items():
         slot = Slot(*key)
         memory = memory.set(slot, memory.get(slot, NO_COMMITMENT).beside(committed))
-    allocations = replace(standing, memory=memory).with_reservations(inputs.reserved)
+    allocations = standing._replace(memory=memory).with_reservations(inputs.reserved)
     for slot, shared in _shared_memory(scope):
         allocations = allocations.with_freed_memory(slot, shared)
     asked = set[WorkloadKey]()
@@ -354,6 +377,8 @@ class QuotaCaps:
     def _reduced(self) -> dict[WorkloadKey, int]:
         caps = dict(self._uncapped)
         for tenant, quota in self._quotas.items():
+            if quota.replicas is None and quota.memory is None:
+                continue
             mine = [key for key in caps if key.tenant == tenant]
             while self._exceeds(quota, mine, caps):
                 undecided = [key for key in mine if caps[key] > 0 and key not in self._decided]

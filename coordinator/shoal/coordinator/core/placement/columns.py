@@ -11,11 +11,13 @@ too much, but it never leaves out a place that fits, and the objective that it r
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from immutables import Map
 from numpy.typing import NDArray
 
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
@@ -33,6 +35,7 @@ from shoal.coordinator.core.placement.feasible import (
 )
 from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, requester_of
 from shoal.coordinator.core.placement.rank import objectives, tie_break, weighed_values
+from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
 from shoal.types.codes import Refusal, ShoalError
@@ -43,9 +46,15 @@ from shoal.types.workload import Intent, Limits, ModelRef, Requirements
 
 MOST_TABLES: Final = 128
 """Requests whose figures are kept, each a few figures for each kind."""
+MOST_JUDGED_ANEW: Final = 8
+"""Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
 """Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
 NONE: Final = -1
+_FIGURES: Final = ("judged", "feasible", "awake", "asleep", "memory", "busy")
+"""Arrays of `_Figures`, by kind."""
+_OF_ROWS: Final = ("_classes", "_open", "_sleeps", "_occupied", "_admissible", "_booked")
+"""Arrays of `DeviceColumns`, by row."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -103,12 +112,32 @@ class _Model:
         """Of each kind: its rows."""
         self.version = 0
         """Grows when a kind gets its first row."""
+        self.samples: list[int] = []
+        """Of each kind: a row that was of it, if it has any."""
+
+    def copy(self) -> "_Model":
+        found = copy(self)
+        found.kinds, found.ids = self.kinds.copy(), dict(self.ids)
+        found.counts, found.samples = [*self.counts], [*self.samples]
+        return found
+
+    @property
+    def unmeasured_kinds(self) -> list[int]:
+        """Kinds of devices where the model was not measured."""
+        return [kind for (_, measured), kind in self.ids.items() if not measured]
+
+    def row_of(self, kind: int) -> int:
+        """One device of a kind that has any."""
+        if self.kinds[self.samples[kind]] != kind:
+            self.samples[kind] = int(np.argmax(self.kinds == kind))
+        return self.samples[kind]
 
     def put(self, row: int, key: tuple[int, str] | None) -> None:
         """The kind of a row from now on; None: it has no device any more."""
         kind = NONE if key is None else self.ids.setdefault(key, len(self.counts))
         if kind == len(self.counts):
             self.counts.append(0)
+            self.samples.append(row)
         before = int(self.kinds[row])
         if before != NONE:
             self.counts[before] -= 1
@@ -127,6 +156,11 @@ class _Selector:
         self.refusals: list[Refusal | None] = []
         """Of the other rows, why not."""
 
+    def copy(self) -> "_Selector":
+        found = copy(self)
+        found.admits, found.refusals = self.admits.copy(), [*self.refusals]
+        return found
+
     def put(self, row: int, refusal: Refusal | None) -> None:
         self.admits[row], self.refusals[row] = refusal is None, refusal
 
@@ -143,6 +177,8 @@ class _Figures:
         """Whose kinds these are."""
         self.version = -1
         """Of the model, when all kinds were judged that had a row."""
+        self.residuals: object = None
+        """From what the figures of kinds that were not measured are learnt."""
         self.judged: Flags = np.zeros(0, dtype=np.bool_)
         self.feasible: Flags = np.zeros(0, dtype=np.bool_)
         self.awake: Floats = np.zeros(0)
@@ -156,9 +192,24 @@ class _Figures:
         self.samples: list[Option | None] = []
         """On one device of each kind that is feasible; None: it is not, and what excludes it names the device."""
 
+    def copy(self, model: _Model) -> "_Figures":
+        """Of a copy of the model."""
+        found = copy(self)
+        found.model, found.samples = model, [*self.samples]
+        for name in _FIGURES:
+            setattr(found, name, getattr(self, name).copy())
+        return found
+
+    def forget(self, kinds: Sequence[int]) -> None:
+        """They are judged anew."""
+        self.version = -1
+        for kind in kinds:
+            if kind < len(self.judged):
+                self.judged[kind] = False
+
     def grow(self, kinds: int) -> None:
         self.samples += [None] * (kinds - len(self.samples))
-        for name in ("judged", "feasible", "awake", "asleep", "memory", "busy"):
+        for name in _FIGURES:
             setattr(self, name, _longer(getattr(self, name), kinds))
 
 
@@ -168,6 +219,8 @@ class _Table(NamedTuple):
     figures: tuple[_Figures, ...]
     # Of the models, that the figures were computed from.
     profiles: tuple[object, ...]
+    # What was asked last.
+    asked: tuple[Intent, Requirements, Limits]
 
     def is_of(self, columns: tuple[_Model, ...], profiles: tuple[object, ...]) -> bool:
         same = zip((*(each.model for each in self.figures), *self.profiles), (*columns, *profiles), strict=True)
@@ -204,17 +257,40 @@ class DeviceColumns:
         self._models: dict[str, _Model] = {}
         self._selectors: dict[str, _Selector] = {}
         self._tables: dict[Request, _Table] = {}
+        self._asked: dict[Request, None] = {}
+        """The last requests, the newest last."""
+        self._inputs: Inputs | None = None
+        """Of the last update."""
         self._touched: set[str] = set()
         self._marked: set[str] = set()
         self._is_all_marked = True
         self._measured: Mapping[Trial, object] = {}
-        self._residuals: object = None
         self._shared: tuple[object, ...] = ()
         self._class_count = 0
 
     def __len__(self) -> int:
         """Number of devices."""
         return len(self._rows)
+
+    def copy(self) -> "DeviceColumns":
+        """The same for a search of its own, whose changes are not seen here. It audits nothing."""
+        found = copy(self)
+        found._audited_per_search, found.refuted = 0, {*self.refuted}
+        found._rows, found._slots, found._free = dict(self._rows), [*self._slots], [*self._free]
+        found._states, found._devices = dict(self._states), [*self._devices]
+        found._class_ids = {key: [*each] for key, each in self._class_ids.items()}
+        for name in _OF_ROWS:
+            setattr(found, name, getattr(self, name).copy())
+        models = {id(each): each.copy() for each in self._models.values()}
+        found._models = {name: models[id(each)] for name, each in self._models.items()}
+        found._selectors = {name: each.copy() for name, each in self._selectors.items()}
+        found._tables = {
+            request: table._replace(figures=tuple(each.copy(models[id(each.model)]) for each in table.figures))
+            for request, table in self._tables.items()
+            if all(id(each.model) in models for each in table.figures)
+        }
+        found._touched, found._marked, found._asked = {*self._touched}, {*self._marked}, {}
+        return found
 
     # -- what changed ------------------------------------------------------------------------------------------------
 
@@ -234,9 +310,7 @@ class DeviceColumns:
             self._forget()
         if self._measured is not was_measured:
             self._models.clear()
-        if self._residuals is not inputs.residuals:
-            self._tables.clear()
-        self._shared, self._residuals, self._measured = shared, inputs.residuals, inputs.measured
+        self._shared, self._measured, self._inputs = shared, inputs.measured, inputs
         names = {*self._states, *inputs.fleet.nodes} if self._is_all_marked else {*self._marked, *remeasured}
         for name in sorted(names):
             before, after = self._states.get(name), inputs.fleet.nodes.get(name)
@@ -294,6 +368,15 @@ class DeviceColumns:
                 return False
         return True
 
+    def learn(self, residuals: Map[Trial, Residual]) -> None:
+        """Judges by other residuals what was asked last, so that the next such request need not wait."""
+        if self._inputs is None or self._is_all_marked:
+            return
+        scope = Scope(replace(self._inputs, residuals=residuals))
+        for request in [*self._asked]:
+            if (table := self._tables.get(request)) is not None:
+                self._judged(scope, *table.asked, request.models)
+
     def touch(self, nodes: Iterable[str]) -> None:
         """What is taken on these nodes differs in the allocations that are asked about next."""
         self._touched.update(nodes)
@@ -349,7 +432,7 @@ class DeviceColumns:
         self._free += range(rows - 1, len(self._slots) - 1, -1)
         self._slots += [None] * more
         self._devices += [None] * more
-        for name in ("_classes", "_open", "_sleeps", "_occupied", "_admissible", "_booked"):
+        for name in _OF_ROWS:
             setattr(self, name, _longer(getattr(self, name), rows))
         for model in self._models.values():
             model.kinds = _longer(model.kinds, rows, NONE)
@@ -513,8 +596,14 @@ class DeviceColumns:
         known = self._tables.get(request)
         if known is None or not known.is_of(columns, profiles):
             _make_room(self._tables, MOST_TABLES)
-            known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles)
+            known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles, (intent, require, limits))
+        self._asked.pop(request, None)
+        _make_room(self._asked, MOST_JUDGED_ANEW)
+        self._asked[request] = None
         for model, figures in zip(models, known.figures, strict=True):
+            if figures.residuals is not scope.inputs.residuals:
+                figures.forget(figures.model.unmeasured_kinds)
+                figures.residuals = scope.inputs.residuals
             if figures.version != figures.model.version:
                 self._fill_kinds(figures, scope, intent, require, limits, model)
         return known.figures
@@ -525,10 +614,10 @@ class DeviceColumns:
         """Adds the kinds that got their first device since."""
         column, anywhere = figures.model, replace(require, where="")
         figures.grow(len(column.counts))
-        kinds, rows = np.unique(column.kinds, return_index=True)
-        for kind, row in zip(kinds.tolist(), rows.tolist(), strict=True):
-            if kind == NONE or figures.judged[kind]:
+        for kind, count in enumerate(column.counts):
+            if not count or figures.judged[kind]:
                 continue
+            row = column.row_of(kind)
             slot, device = self._slots[row], self._devices[row]
             assert slot is not None
             assert device is not None

@@ -1,7 +1,7 @@
 """Whether a place still has room beside what else is placed: capacity of the device, quota of the tenant, spread."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
@@ -51,7 +51,9 @@ class Pick:
 class ContentionCheck:
     """For one workload: what excludes an option that is feasible by itself."""
 
-    def __init__(self, scope: Scope, intent: Intent, allocations: Allocations, baseline: Allocations) -> None:
+    def __init__(
+        self, scope: Scope, intent: Intent, allocations: Allocations, baseline: Callable[[], Allocations]
+    ) -> None:
         """allocations: with everything that was decided before this workload. baseline: without those decisions, and as
         if their workloads had no replicas."""
         self._scope = scope
@@ -83,7 +85,7 @@ class ContentionCheck:
         if (
             found
             and self._shortages(option, require, self._allocations)
-            and not self._shortages(option, require, self._baseline)
+            and not self._shortages(option, require, self._baseline())
         ):
             slot = f"{option.slot.node}/{option.slot.device}"
             lacking = " and ".join(fault.refusal.code for fault in found)

@@ -267,8 +267,8 @@ class Scope:
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
-        demand = self.demand(profile)
-        missed = None if known is not None else self._correction(model, device, receipt, precision, demand)
+        demand = None if known is not None else self.demand(profile)
+        missed = None if demand is None else self._correction(model, device, receipt, precision, demand)
         load = None if known is not None else self._load(profile, device, intent.max_batch)
         answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed, load)
         prediction = answer if isinstance(answer, Prediction) else None

@@ -31,6 +31,15 @@ from shoal.types.workload import (
     variant_of,
 )
 
+SUMS: Final = 2**256
+"""Sums of numbers by `number_of` are taken modulo this."""
+
+
+def number_of(*parts: str) -> int:
+    """The SHA-256 of these names as a number. Sums of such tell sets apart (AdHash: Bellare and Micciancio, "A New
+    Paradigm for Collision-Free Hashing", 1997), and follow what comes and goes."""
+    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest())
+
 
 class Judged(NamedTuple):
     """By what the answers of a load are judged."""
@@ -140,16 +149,6 @@ class RegionFacts:
     def fields(self) -> Mapping[str, object]:
         """`region` as an expression sees it."""
         return {"name": self.name, "residency": self.residency, "carbon": self.carbon_g_per_kwh}
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentRef:
-    """One applied or proposed document."""
-
-    kind: str
-    name: str
-    # SHA-256 of the normalised content.
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +301,8 @@ class Inputs:
     wall: Wall
     # Breaks ties between equal candidates.
     seed: int = 0
-    # Documents that the plan's hash covers.
-    documents: tuple[DocumentRef, ...] = ()
+    # Sum of `number_of` (kind, name, digest) of each document that the plan's hash covers.
+    documents: int = 0
     # Quotas by tenant; a tenant without one is unlimited.
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     # By assignment id, `terms_of` its workload when the replica was last confirmed. A replica confirmed under other
@@ -531,6 +530,12 @@ class ReplicaTarget:
     batching: Batching | None = None
     # As in Assignment: how long it has no request before its node unloads it; None: it stays loaded.
     to_zero_after_s: Seconds | None = None
+
+    @property
+    def number(self) -> int:
+        """Of what was chosen."""
+        role = ("standby",) if self.standby else ()
+        return number_of(*self.workload, self.node, self.device, self.model, self.precision, *role)
 
     @property
     def variant(self) -> str:

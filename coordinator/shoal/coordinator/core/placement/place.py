@@ -3,8 +3,9 @@ docs/guides/placement.md."""
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from shoal.coordinator.core.fleet.commitments import memory_of
@@ -13,6 +14,7 @@ from shoal.coordinator.core.placement.accuracy import batching_of, comparison_of
 from shoal.coordinator.core.placement.allocations import (
     NOTHING_STANDS,
     Allocations,
+    Baseline,
     QuotaCaps,
     StandingReplicas,
     busy_share,
@@ -26,11 +28,13 @@ from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.joint import better_places, is_worth_trying
 from shoal.coordinator.core.placement.model import (
+    SUMS,
     Inputs,
     Move,
     PlacementChange,
     PlacementPlan,
     ReplicaTarget,
+    Reservation,
     Slot,
     WorkloadPlan,
 )
@@ -72,7 +76,8 @@ def place(
     allocations = initial_allocations(
         scope, ((intent, current[intent.key]) for intent in intents), standing.allocations
     )
-    decided = Decided((), allocations, allocations, caps)
+    initial = allocations
+    decided = Decided((), allocations, lambda: initial, caps)
     concerned = {*inputs.desired, *(each.slot.node for each in inputs.reserved)}
     if columns is not None:
         columns.touch(concerned)
@@ -88,7 +93,7 @@ def place(
         for tenant, quota in sorted(inputs.quotas.items())
         if quota.cost is not None
     )
-    return PlacementPlan(plans, _hash(inputs, plans), budgets)
+    return PlacementPlan(plans, _hash(inputs, plans, standing.decided), budgets)
 
 
 def _current_replicas(scope: Scope, intents: Sequence[Intent]) -> dict[WorkloadKey, WorkloadReplicas]:
@@ -114,7 +119,7 @@ class Decided:
     # Capacity that is taken, all decisions included.
     allocations: Allocations
     # The same without the decisions, and as if their workloads had no replicas.
-    baseline: Allocations
+    baseline: Callable[[], Allocations]
     # What the quotas let the workloads that follow keep.
     caps: QuotaCaps
 
@@ -171,15 +176,16 @@ class _PriorityGroup:
     ) -> Decided:
         """Decides one after the other. preferred: places that new replicas try first."""
         scope, inputs = self._scope, self._scope.inputs
-        allocations, baseline, caps = self._before.allocations, self._before.baseline, self._before.caps.copy()
+        allocations, caps = self._before.allocations, self._before.caps.copy()
+        baseline = Baseline(self._before.baseline)
         plans = list(self._before.plans)
         self._touch(self.concerned)
         for intent in self._intents:
             replicas, tenant = self._current[intent.key], intent.key.tenant
-            baseline = self._standing.baseline(baseline, intent)
             away = intent.key in inputs.elsewhere
             if away and intent.key not in self._as_if_local:
-                spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, baseline, elsewhere=True)
+                at_first = self._at_first(baseline, intent, ())
+                spare = Solver(scope, intent, replicas, caps.of(intent.key), allocations, at_first, elsewhere=True)
                 plan, allocations = _plan_elsewhere(spare, allocations)
                 plans.append(_with_cost(plan, spare, allocations))
                 self._touch(_nodes_of(plan, replicas))
@@ -187,7 +193,7 @@ class _PriorityGroup:
             # A guest workload may use the capacity that is reserved for it.
             is_guest = tenant == GUEST_TENANT
             own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
-            free, free_at_first = allocations.with_reservations(own, -1), baseline.with_reservations(own, -1)
+            free, free_at_first = allocations.with_reservations(own, -1), self._at_first(baseline, intent, own)
             self._touch({each.slot.node for each in own} | {each.node for each in replicas.healthy})
             solver = self._solver(intent, caps.of(intent.key), free, free_at_first, preferred.get(intent.key, ()))
             asked = explain if isinstance(explain, bool) else intent.key in explain
@@ -201,8 +207,13 @@ class _PriorityGroup:
                 # The reservation stays while the guest has no place. The baseline loses this workload, so that later
                 # ones can tell OUTRANKED from a real shortage.
                 allocations = after if plan.targets else after.with_reservations(own)
-                baseline = free_at_first.without_workload(scope, intent, replicas)
-        return Decided(tuple(plans), allocations, baseline, caps)
+                baseline.take_out(partial(_without, scope, intent, replicas, own))
+        return Decided(tuple(plans), allocations, partial(baseline.at, len(baseline)), caps)
+
+    def _at_first(self, baseline: Baseline, intent: Intent, own: Sequence[Reservation]) -> Callable[[], Allocations]:
+        """What is left of a baseline now, for this workload."""
+        number, standing = len(baseline), self._standing
+        return lambda: standing.baseline(baseline.at(number), intent).with_reservations(own, -1)
 
     def _touch(self, nodes: Set[str]) -> None:
         """The next workload finds something else taken there."""
@@ -211,7 +222,12 @@ class _PriorityGroup:
             self._columns.touch(nodes)
 
     def _solver(
-        self, intent: Intent, cap: int, allocations: Allocations, baseline: Allocations, preferred: Sequence[OptionKey]
+        self,
+        intent: Intent,
+        cap: int,
+        allocations: Allocations,
+        baseline: Callable[[], Allocations],
+        preferred: Sequence[OptionKey],
     ) -> Solver:
         """A solver that shares the candidates of an earlier one of the same workload."""
         known = self._solvers.get(intent.key)
@@ -224,6 +240,13 @@ class _PriorityGroup:
         return solver
 
 
+def _without(
+    scope: Scope, intent: Intent, replicas: WorkloadReplicas, own: Sequence[Reservation], baseline: Allocations
+) -> Allocations:
+    """own: what is reserved for the workload."""
+    return baseline.with_reservations(own, -1).without_workload(scope, intent, replicas)
+
+
 def _nodes_of(plan: WorkloadPlan, replicas: WorkloadReplicas) -> Set[str]:
     """Where something may be taken or freed by a plan."""
     held = {each.node for each in replicas.healthy} | {each.node for each in replicas.failed}
@@ -233,6 +256,8 @@ def _nodes_of(plan: WorkloadPlan, replicas: WorkloadReplicas) -> Set[str]:
 def _cost_beside(solver: Solver, after: Allocations) -> TenantCost:
     """What the solver's workload costs. after: the allocations with it."""
     tenant = solver.intent.key.tenant
+    if after is solver.given:
+        return solver.cost
     return after.usage(tenant).cost.plus(solver.allocations.usage(tenant).cost, -1)
 
 
@@ -452,20 +477,16 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
     )
 
 
-def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:
-    """First 16 hex digits of the SHA-256 over the documents, the chosen (workload, node, device, model, precision,
-    role) and the workloads that lack replicas."""
+def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan], standing: int) -> str:
+    """First 16 hex digits of the SHA-256 over the documents, all targets and the workloads that lack replicas.
+
+    Of the documents and of the targets it is the sums that count (`number_of`), so that the plan of what changed has
+    the hash of the plan of everything. standing: the sum of targets that are not in the plans.
+    """
+    targets = standing + sum(target.number for plan in plans for target in plan.targets)
     decided = {
-        "documents": sorted((each.kind, each.name, each.digest) for each in inputs.documents),
-        "targets": sorted(
-            (*plan.workload, target.node, target.device, target.model, target.precision, *_role(target))
-            for plan in plans
-            for target in plan.targets
-        ),
+        "documents": inputs.documents % SUMS,
+        "targets": targets % SUMS,
         "short": sorted(plan.workload for plan in plans if plan.placed < plan.wanted),
     }
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _role(target: ReplicaTarget) -> tuple[str, ...]:
-    return ("standby",) if target.standby else ()

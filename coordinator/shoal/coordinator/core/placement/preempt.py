@@ -66,7 +66,7 @@ def preemptions(
     found = list[Preemption]()
     for intent in sorted(waiting, key=lambda each: (-each.priority, each.key)):
         healthy = len(current[intent.key].healthy)
-        solver = Solver(scope, intent, current[intent.key], healthy, allocations, allocations)
+        solver = Solver(scope, intent, current[intent.key], healthy, allocations)
         level, _ = solver.choose()
         allocations = level.allocations
         gone = {each.assignment for each in found}
@@ -163,6 +163,6 @@ def _has_place(scope: Scope, occupant: _Occupant, replicas: WorkloadReplicas, le
     """Whether it could run on another device, beside all that is placed."""
     intent, slot = occupant.intent, occupant.replica.slot
     move = Move("", intent.key, occupant.replica.assignment.id, Refusal(Code.PREEMPTED, "it has to leave"))
-    stays = Solver(scope, intent, replicas, len(replicas.healthy), level.allocations, level.allocations)
+    stays = Solver(scope, intent, replicas, len(replicas.healthy), level.allocations)
     leaves = stays.with_moves(replicas_of(scope, intent, (move,)), (move,))
     return any(option.slot != slot for option in leaves.places(intent.require, intent.limits))

@@ -1,7 +1,7 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -28,7 +28,7 @@ from shoal.coordinator.core.placement.rank import (
     weighed_values,
 )
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
-from shoal.coordinator.core.placement.tenant_cost import TenantCost
+from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantCost
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
 from shoal.types.units import Bytes
@@ -97,7 +97,7 @@ class Solver:
         replicas: WorkloadReplicas,
         cap: int,
         allocations: Allocations,
-        baseline: Allocations,
+        baseline: Callable[[], Allocations] | None = None,
         *,
         elsewhere: bool = False,
         pending_moves: Sequence[Move] = (),
@@ -106,7 +106,8 @@ class Solver:
         columns: DeviceColumns | None = None,
     ) -> None:
         """cap: current replicas that the quota lets stay. allocations: with everything that was decided before this
-        workload. baseline: without those decisions, and as if their workloads had no replicas. elsewhere: only a
+        workload. baseline: without those decisions, and as if their workloads had no replicas; None: nothing was
+        decided. elsewhere: only a
         standby is wanted here. pending_moves: moves that look for a place, each where it aims; their sources do not
         count as current replicas. preferred: keys of the options for its new replicas, one each, where they fit. table:
         of another solver of the same workload and replicas. columns: the devices as arrays, with what these allocations
@@ -122,15 +123,10 @@ class Solver:
         self.standbys = replicas.standbys
         self.failed = replicas.failed
         self.cap = cap
-        self.allocations = allocations.with_undecided(scope, intent, replicas, -1)
-        self.baseline = baseline.with_undecided(scope, intent, replicas, -1)
-        self._contention = ContentionCheck(scope, intent, self.allocations, self.baseline)
-        self.terms = terms_of(intent)
-        self.broken_replicas = tuple(
-            each
-            for each in replicas.failed
-            if each.assignment.id in scope.inputs.broken_assignments and not may_retry(scope.inputs, intent, each)
-        )
+        self.replicas = replicas
+        self.given = allocations
+        """With its current replicas."""
+        self._given_baseline = baseline or (lambda: allocations)
         self._levels = dict[tuple[Requirements, Limits], Level]()
         self._exclusions = dict[tuple[Requirements, Limits], tuple[tuple[PlacementFault, ...], ...]]()
         self._orders = dict[tuple[Requirements, Limits], list[Option]]()
@@ -138,6 +134,41 @@ class Solver:
     @property
     def healthy(self) -> tuple[CurrentReplica, ...]:
         return (*self.active, *self.standbys)
+
+    @cached_property
+    def allocations(self) -> Allocations:
+        """Without its current replicas."""
+        return self.given.with_undecided(self.scope, self.intent, self.replicas, -1)
+
+    @cached_property
+    def baseline(self) -> Allocations:
+        """The same, without what was decided before."""
+        return self._given_baseline().with_undecided(self.scope, self.intent, self.replicas, -1)
+
+    @cached_property
+    def _contention(self) -> ContentionCheck:
+        return ContentionCheck(self.scope, self.intent, self.allocations, lambda: self.baseline)
+
+    @property
+    def cost(self) -> TenantCost:
+        """Of its current replicas that count."""
+        found = NO_COST
+        for each in self.healthy:
+            found = found.plus(TenantCost.of(each.option.cost))
+        return found
+
+    @cached_property
+    def terms(self) -> str:
+        return terms_of(self.intent)
+
+    @cached_property
+    def broken_replicas(self) -> tuple[FailedReplica, ...]:
+        inputs = self.scope.inputs
+        return tuple(
+            each
+            for each in self.failed
+            if each.assignment.id in inputs.broken_assignments and not may_retry(inputs, self.intent, each)
+        )
 
     def with_moves(
         self, replicas: WorkloadReplicas, pending_moves: Sequence[Move], leaving: Occupancy | None = None
@@ -157,7 +188,7 @@ class Solver:
             replicas,
             self.cap,
             allocations,
-            baseline,
+            lambda: baseline,
             elsewhere=self.elsewhere,
             pending_moves=pending_moves,
         )
@@ -226,17 +257,18 @@ class Solver:
             return None
         if not all(self.is_confirmed(each) and self._still_meets(each, require) for each in self.healthy):
             return None
-        allocations = self.allocations
         picks = [Pick(each.option, each) for each in self.active]
         if require.spread != Spread.NONE and len(taken_domains(picks, require.spread)) < len(picks):
             return None  # a failed replica came back beside its replacement
-        for each in self.active:
-            allocations = allocations.with_kept_replica(self.scope, self.intent, each)
         standby = next((Pick(each.option, each) for each in self.standbys), None)
-        if standby is not None and standby.existing is not None:
-            if not is_on_other_node(standby.option, picks):
-                return None
-            allocations = allocations.with_kept_replica(self.scope, self.intent, standby.existing)
+        if standby is not None and not is_on_other_node(standby.option, picks):
+            return None
+        if self.failed or self.intent.key in self.scope.inputs.awarded:
+            allocations = self.allocations
+            for each in self.healthy:
+                allocations = allocations.with_kept_replica(self.scope, self.intent, each)
+        else:
+            allocations = self.given  # what it has is all that it takes
         return Level(require, self.intent.limits, wanted, tuple(picks), (), allocations, standby)
 
     def choose(self) -> tuple[Level, tuple[str, ...]]:

@@ -47,19 +47,18 @@ def predict(
     what the region loaded elsewhere. Refuses with
     CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """
+    spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
+    transfer_s = transfer_seconds(device, profile)
+    if measured is not None:
+        return _from_measurement(measured, served, profile, spread, batch, transfer_s)
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision)
-    if math.isnan(seconds) and measured is None:
+    if receipt is None or math.isnan(seconds):
         found = "no receipt" if receipt is None else f"no rate for {precision} in the receipt"
         remedy = "probe the device (`shoal-agent doctor` says why it was not)"
         return Refusal(Code.CAPABILITY_UNMEASURED, found, f"measured {precision} rates of {device.name}", remedy)
-    spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
-    transfer_s = transfer_seconds(device, profile)
-    if measured is None:
-        assert receipt is not None
-        factors = _correction(correction, profile.confident, spread)
-        return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s, load)
-    return _from_measurement(measured, served, profile, spread, batch, transfer_s)
+    factors = _correction(correction, profile.confident, spread)
+    return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s, load)
 
 
 def _correction(found: Correction | None, confident: bool, spread: float) -> Correction:

@@ -2,9 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from immutables import Map
 
@@ -29,6 +30,12 @@ MOST_RESIDUALS: Final = 256
 change: 17 ms each on one core of an AMD EPYC."""
 _MOST_REMEMBERED: Final = 4096
 """Answers kept, which are the same for all devices of a class."""
+_MOST_LAWS: Final = 256
+"""Laws kept: of memory one for each provider, and of seconds one for each device class."""
+_UNSEEN: Final[Mapping[str, Any]] = {
+    "log_ratio": 0.0, "sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "log_tail": 0.0, "tail_runs": 0
+}  # fmt: skip
+"""Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
 """Of the log ratio of measured to promised seconds: 7 % between devices of one class."""
 _RATIO_SHARED: Final = SharedVariances(
@@ -47,28 +54,29 @@ class RegionResiduals:
             if each.is_plausible:
                 groups[each.model, each.device_class].append(each)
         kept = [groups[key] for key in sorted(groups)[:MOST_RESIDUALS]]
-        ratios = [_median(each.log_ratio for each in rows) for rows in kept]
-        self._ratios = ResidualProcess([rows[0] for rows in kept], ratios, _RATIO_SHARED, _RATIO_NOISE)
-        tails = [_median(each.log_tail for each in rows) for rows in kept]
-        seen = [(rows[0], tail) for rows, tail in zip(kept, tails, strict=True) if math.isfinite(tail)]
-        self._tails = ResidualProcess(
-            [row for row, _ in seen], [tail for _, tail in seen], TAIL_SHARED, TAIL_NOISE, TAIL_MEAN
+        self._errors = _errors_of(
+            tuple(
+                _Seen(
+                    replace(rows[0], **_UNSEEN),
+                    _median(each.log_ratio for each in rows),
+                    _median(each.log_tail for each in rows),
+                )
+                for rows in kept
+            )
         )
-        self._is_empty = not kept
-        self._found = dict[Residual, Correction]()
         self._loads = [each for rows in groups.values() for each in rows if each.sizes is not None]
         self._memory_laws = dict[str, LoadLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
 
+    def learn(self) -> None:
+        """Does now what the first predictions would wait for."""
+        self._errors.learn()
+        for device_class in {each.device_class for each in self._loads}:
+            self._laws_of(device_class)
+
     def load(self, device_class: DeviceClass, sizes: LoadSizes) -> LoadEstimate | None:
         """What loading a model of these sizes takes; None where the region has loaded too few on this class."""
-        provider = device_class.provider
-        if provider not in self._memory_laws:
-            same = [each for each in self._loads if each.device_class.provider == provider]
-            self._memory_laws[provider] = memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
-        if device_class not in self._seconds_laws:
-            self._seconds_laws[device_class] = self._seconds_law(device_class)
-        memory, seconds = self._memory_laws[provider], self._seconds_laws[device_class]
+        memory, seconds = self._laws_of(device_class)
         if memory is None or seconds is None:
             return None
         law, wait = seconds
@@ -82,21 +90,63 @@ class RegionResiduals:
         law = seconds_law(_seen((each.sizes, work_s) for each, work_s in seen))
         return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
+    def _laws_of(self, device_class: DeviceClass) -> tuple[LoadLaw | None, tuple[LoadLaw, LoadWait] | None]:
+        """Of memory, which loads with one provider share, and of seconds."""
+        provider = device_class.provider
+        if provider not in self._memory_laws:
+            same = [each for each in self._loads if each.device_class.provider == provider]
+            self._memory_laws[provider] = memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
+        if device_class not in self._seconds_laws:
+            self._seconds_laws[device_class] = self._seconds_law(device_class)
+        return self._memory_laws[provider], self._seconds_laws[device_class]
+
     def correction(self, model: str, device_class: DeviceClass, mix: tuple[float, ...]) -> Correction | None:
         """By what to multiply the promised seconds; None where nothing was measured. mix: see `Residual`; taken in
         steps of a twentieth, so that the devices of a class share an answer."""
+        return self._errors.correction(
+            Residual(model, device_class, tuple(round(20 * share) / 20 for share in mix), 0.0)
+        )
+
+
+class _Seen(NamedTuple):
+    """What was measured of one model on one device class."""
+
+    # Model, class and mix.
+    place: Residual
+    # Median of `Residual.log_ratio`.
+    log_ratio: float
+    # Median of `Residual.log_tail`; NaN: unknown.
+    log_tail: float
+
+
+class _Errors:
+    """By how much the seconds of models differ from their rooflines."""
+
+    def __init__(self, seen: Sequence[_Seen]) -> None:
+        self._ratios = ResidualProcess(
+            [each.place for each in seen], [each.log_ratio for each in seen], _RATIO_SHARED, _RATIO_NOISE
+        )
+        tails = [each for each in seen if math.isfinite(each.log_tail)]
+        self._tails = ResidualProcess(
+            [each.place for each in tails], [each.log_tail for each in tails], TAIL_SHARED, TAIL_NOISE, TAIL_MEAN
+        )
+        self._is_empty = not seen
+        self._found = dict[Residual, Correction]()
+
+    def learn(self) -> None:
+        self._ratios.learn()
+        self._tails.learn()
+
+    def correction(self, asked: Residual) -> Correction | None:
         if self._is_empty:
             return None
-        asked = Residual(model, device_class, tuple(round(20 * share) / 20 for share in mix), 0.0)
         if asked not in self._found:
             if len(self._found) >= _MOST_REMEMBERED:
                 self._found.clear()
-            self._found[asked] = self._correction(asked)
+            low, mid, high = (math.exp(each) for each in self._ratios.estimate(asked))
+            tails = tail_ratios(self._tails.estimate(asked))
+            self._found[asked] = Correction(low, mid, high, self._ratios.basis(asked), tails)
         return self._found[asked]
-
-    def _correction(self, asked: Residual) -> Correction:
-        low, mid, high = (math.exp(each) for each in self._ratios.estimate(asked))
-        return Correction(low, mid, high, self._ratios.basis(asked), tail_ratios(self._tails.estimate(asked)))
 
 
 def _median(values: Iterable[float]) -> float:
@@ -105,12 +155,18 @@ def _median(values: Iterable[float]) -> float:
     return (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else math.nan
 
 
-def _seen(loads: Iterable[tuple[LoadSizes | None, float]]) -> list[LoadSeen]:
+def _seen(loads: Iterable[tuple[LoadSizes | None, float]]) -> tuple[LoadSeen, ...]:
     """Those that could be."""
-    return [LoadSeen(sizes, value) for sizes, value in loads if sizes is not None and 0 < value < math.inf]
+    return tuple(LoadSeen(sizes, value) for sizes, value in loads if sizes is not None and 0 < value < math.inf)
+
+
+# As functions of values, so that what did not change is not solved twice.
+_errors_of = lru_cache(maxsize=8)(_Errors)
+_memory_law = lru_cache(maxsize=_MOST_LAWS)(memory_law)
+_seconds_law = lru_cache(maxsize=_MOST_LAWS)(seconds_law)
 
 
 @lru_cache(maxsize=8)
 def region_residuals(residuals: Map[Any, Residual]) -> RegionResiduals:
-    """Of all warm-ups, by any key. As a function of values, so that equal ones are not solved twice."""
+    """Of all warm-ups, by any key."""
     return RegionResiduals(residuals[key] for key in sorted(residuals))

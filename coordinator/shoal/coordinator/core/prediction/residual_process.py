@@ -45,6 +45,11 @@ class ResidualProcess:
         self._keys = frozenset((each.model, each.device_class) for each in self._seen)
         self._classes = frozenset(each.device_class for each in self._seen)
 
+    def learn(self) -> None:
+        """Does now what the first estimate would wait for."""
+        if self._seen:
+            _ = self._quantiles
+
     def estimate(self, asked: Residual) -> Interval:
         """Of the figure. asked: model, device class and mix; nothing else of it counts."""
         own = float(_covariance(self._shared, [asked], [asked])[0, 0])

@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from immutables import Map
 
 from shoal.coordinator.core.fleet.state import LivenessTiming
+from shoal.coordinator.core.placement.allocations import NOTHING_STANDS, StandingReplicas
+from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
@@ -73,28 +75,32 @@ REFUTED: Final = "decided again, it comes out otherwise though nothing that shou
 
 
 def decide(
-    world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall, kept: KeptDecisions | None = None
+    world: RegionState,
+    migrations: MigrationEffects,
+    now: Elapsed,
+    wall: Wall,
+    kept: KeptDecisions | None = None,
+    most_new: int | None = None,
 ) -> Decision:
     """One step of the region: failures, placement (`place`), the next changes (`reconcile`), and routes.
 
     The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the
     events in one transaction, then sends. Called again with its own result and the same fleet, it changes nothing.
+    What warm-ups of this step teach about other places counts from the next step on.
 
     kept: what earlier steps decided; the step decides about what changed since, and comes to the same. It is pure
     without that, and looks at every device. With it, the caller adopts the decision there once it is stored.
+    most_new: new workloads that it decides about where it need not decide about everything; None: all.
     """
     is_kept = kept is not None
     kept = KeptDecisions() if kept is None else kept
-    part = kept.open(world, migrations)
-    warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes)
-    if kept.has_unmeasured and warm_ups.residuals is not world.memory.residuals:
-        part = kept.open_whole(world)
+    part = kept.open(world, migrations, most_new)
+    warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes, kept.intents)
     desired = part.desired
     memory = replace(
         world.memory,
         crashes=count_crashes(world.memory, world.fleet, desired, now),
         measured=warm_ups.measured,
-        residuals=warm_ups.residuals,
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )
     own_marks = {one.id: mark for one in _all(desired) if (mark := memory.marks.get(one.id)) is not None}
@@ -137,6 +143,7 @@ def decide(
     marks = _with_marks(memory.marks, own_marks, outcome.marks, part)
     after = replace(
         memory,
+        residuals=warm_ups.residuals,
         issued=outcome.issued,
         marks=marks,
         tables=tables_now,
@@ -173,7 +180,7 @@ def decide(
                 world.fleet.nodes.get(node),
                 shares,
                 entries,
-                _routes_before(world, part, node, rerouted),
+                _routes_before(world, node, held[node], entries, rerouted),
             ),
             pins=tuple(sorted({assignment.model for assignment in held[node]})),
             heartbeat_s=heartbeat_s,
@@ -190,7 +197,8 @@ def decide(
     events = outcome.events + _poisonings(world.memory, memory) + slept
     events += budget_events(memory.over_budget, plan.budgets)
     decision = Decision(
-        plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.nodes
+        *(plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.nodes),
+        rerouted=None if rerouted is None else frozenset(rerouted),
     )
     return _with_audit(decision, part, kept.find_refuted(world, decision, now))
 
@@ -207,6 +215,34 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
     desired = {node: content.assignments for node, content in world.desired.items()}
     part = StepPart(True, world.intents, desired, set())
     return _inputs_of(world, migrations, now, wall, part, world.memory.marks)
+
+
+class NextPlacement(NamedTuple):
+    """What placement would be asked if a step began now. Nothing in it changes any more, so that it may be asked in a
+    thread, once."""
+
+    inputs: Inputs
+    # What the workloads take that are not among the inputs.
+    standing: StandingReplicas = NOTHING_STANDS
+    # The devices of the inputs; None: each has to be looked at.
+    columns: DeviceColumns | None = None
+
+    def plan(self, explain: bool | Collection[WorkloadKey]) -> PlacementPlan:
+        """As `place` has it. Of workloads that stay as they are, it may say nothing."""
+        return place(self.inputs, explain=explain, standing=self.standing, columns=self.columns)
+
+
+def next_placement(
+    world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall, kept: KeptDecisions
+) -> NextPlacement:
+    """Of what is not settled, as far as that is known. kept: as in `decide`; it does not change."""
+    found = kept.preview(world, migrations)
+    if found is None:
+        return NextPlacement(inputs_of(world, migrations, now, wall))
+    marks = {one.id: mark for one in _all(found.part.desired) if (mark := world.memory.marks.get(one.id)) is not None}
+    inputs = _inputs_of(world, migrations, now, wall, found.part, marks)
+    found.columns.update(inputs, world.memory.measured, ())
+    return NextPlacement(inputs, found.standing, found.columns)
 
 
 def _inputs_of(
@@ -279,6 +315,8 @@ def _is_served_remotely(key: WorkloadKey, delegated: DelegatedWorkload) -> bool:
 
 def _unserved_delegations(world: RegionState, migrations: MigrationEffects) -> frozenset[WorkloadKey]:
     """Workloads that another region is to run but has not served yet: a move starts that."""
+    if not world.delegations:
+        return frozenset()
     sessions = {intent.key for intent in world.intents if intent.session}
     return frozenset(
         key
@@ -443,17 +481,18 @@ def _entries(
     assigned: Mapping[str, tuple[Assignment, ...]],
     before: Mapping[str, RouteTable],
     own_tables: Mapping[str, RouteTable],
-) -> tuple[EntryPoints, set[str], set[WorkloadKey]]:
-    """The region's entries after the step; nodes whose routes or forwarding are concerned, and by which workloads."""
+) -> tuple[EntryPoints, set[str], set[WorkloadKey] | None]:
+    """The region's entries after the step; nodes whose routes or forwarding are concerned, and by which workloads;
+    None: by any."""
     entries = kept.entries
     if entries is None:
         held = {node: content.assignments for node, content in world.desired.items()}
-        keys = [each.key for each in world.intents]
+        keys = kept.intents.keys()
         subscribed = {
             name: _subscribed(world, name) for name, each in world.fleet.nodes.items() if each.node.subscribes
         }
         kept.entries = EntryPoints(world.fleet, {**held, **assigned}, keys, world.delegations, subscribed)
-        return kept.entries, set(world.fleet.nodes), set()
+        return kept.entries, set(world.fleet.nodes), None
     concerned = set[str]()
     moved = set[WorkloadKey]()
     for key in part.come_and_gone:
@@ -480,9 +519,12 @@ def _subscribed(world: RegionState, node: str) -> Collection[WorkloadKey]:
     return () if content is None else [route.workload for route in content.routes]
 
 
-def _routes_before(world: RegionState, part: StepPart, node: str, rerouted: set[WorkloadKey]) -> RoutesBefore | None:
+def _routes_before(
+    world: RegionState, node: str, held: Sequence[Assignment], entries: EntryPoints, rerouted: set[WorkloadKey] | None
+) -> RoutesBefore | None:
+    """Where a node has nothing and subscribes to nothing, its routes follow from the tables alone."""
     known = world.desired.get(node)
-    if part.is_whole or node in part.nodes or known is None or known.assignments:
+    if rerouted is None or known is None or known.assignments or held or entries.is_on_demand(node):
         return None
     return RoutesBefore(known.routes, rerouted)
 

@@ -5,18 +5,20 @@ time is. It is decided about again once one of its inputs changes: its documents
 tenant's quota, or what holds for the whole region. All other workloads are decided about in every step. What is settled
 takes part in placement by what it takes of devices and quotas.
 
-That nothing else could change a decision is audited: each step decides about a few settled workloads again, and each
-search checks what columns say of a few nodes, in turn. If one comes out otherwise, everything is decided again.
+That nothing else could change a decision is audited: steps decide about a few settled workloads again, and each search
+checks what columns say of a few nodes, in turn. If one comes out otherwise, everything is decided again.
 
 Nothing here is stored: without it, a step decides about everything, and comes to the same.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
+
+from immutables import Map
 
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, is_loaded, memory_of
 from shoal.coordinator.core.fleet.labels import ENTRY_LABEL
@@ -32,12 +34,15 @@ from shoal.coordinator.core.placement.allocations import (
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
+from shoal.coordinator.core.prediction.region_residuals import region_residuals
+from shoal.coordinator.core.workloads.changed import difference
 from shoal.coordinator.core.workloads.entries import EntryPoints
 from shoal.coordinator.core.workloads.model import (
     AssignmentStage,
     Decision,
     DesiredContent,
     MigrationEffects,
+    ReconcilerMemory,
     RegionState,
 )
 from shoal.coordinator.core.workloads.schedule import depends_on_time
@@ -48,6 +53,9 @@ from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import Intent, Preempt, WorkloadKey
 
 NO_CONTENT: Final = DesiredContent()
+BUSY_STEPS: Final = 16
+"""Of steps that have something to decide, one in so many audits besides: an audit of four workloads takes as long as to
+place one."""
 
 
 class SettledReplica(NamedTuple):
@@ -62,6 +70,8 @@ class SettledReplica(NamedTuple):
     cost: TenantCost
     # Whether a warm-up measured it. Otherwise its prediction follows what the region measures elsewhere.
     is_measured: bool
+    # As `ReplicaTarget.number`.
+    number: int
 
 
 class SettledWorkload(NamedTuple):
@@ -69,6 +79,10 @@ class SettledWorkload(NamedTuple):
 
     rank: Rank
     replicas: tuple[SettledReplica, ...]
+
+
+OnSlots = Map[Slot, Map[str, tuple[Rank, SettledReplica]]]
+"""By device and assignment: the settled replica, and the rank of its workload."""
 
 
 @dataclass
@@ -91,18 +105,32 @@ class StepPart:
     is_refuted: bool = False
 
 
+class Preview(NamedTuple):
+    """What would be decided if a step began now. Later steps leave it as it is."""
+
+    part: StepPart
+    # What the workloads take that stay settled.
+    standing: StandingReplicas
+    # The devices, with what was taken of them when the last step was decided, but for nodes that are touched.
+    columns: DeviceColumns
+
+
 class KeptDecisions:
     """Of one region. `open` begins a step and `adopt` ends it once its decision is stored; without the latter, the next
     step decides about everything."""
 
-    def __init__(self, audited_per_step: int = 0) -> None:
-        """audited_per_step: settled workloads that each step decides about again, in turn; and nodes of which each
-        search for a place checks what columns say."""
+    def __init__(self, audited_per_step: int = 0, audited_per_search: int | None = None) -> None:
+        """audited_per_step: settled workloads that are decided about again, in turn, by each step that decides about
+        nothing else, and by one in BUSY_STEPS of the others. audited_per_search: nodes of which each search for a place
+        checks what columns say, in turn; None: as many."""
         self._audited_per_step = audited_per_step
+        self._audited_per_search = audited_per_step if audited_per_search is None else audited_per_search
+        self._unaudited = 0
+        """Steps since the last audit."""
         self._part: StepPart | None = None
         self._loose = set[WorkloadKey]()
         """Workloads that are not settled, deleted ones with assignments included."""
-        self.columns = DeviceColumns(audited_per_step)
+        self.columns = DeviceColumns(self._audited_per_search)
         """The devices, with what was taken of them when the last step was decided, but for nodes that are touched."""
         self._forget()
 
@@ -116,9 +144,14 @@ class KeptDecisions:
         return self._intents
 
     @property
+    def has_late(self) -> bool:
+        """Whether there are new workloads that the step that began last left to the next one."""
+        return bool(self._late)
+
+    @property
     def standing(self) -> StandingReplicas:
         """What the settled workloads take."""
-        return StandingReplicas(self._allocations, self._ahead) if self._settled else NOTHING_STANDS
+        return _standing(self._allocations, self._on_slot, self._decided) if self._settled else NOTHING_STANDS
 
     @property
     def has_automatic(self) -> bool:
@@ -130,11 +163,6 @@ class KeptDecisions:
         """The shortest heartbeat that a workload's `partition` rule asks for; the default without workloads."""
         return Seconds(min(self._heartbeats, default=DEFAULT_PARTITION.heartbeat_s))
 
-    @property
-    def has_unmeasured(self) -> bool:
-        """Whether a settled workload has a replica whose prediction follows what the region measures elsewhere."""
-        return bool(self._unmeasured)
-
     def is_settled(self, key: WorkloadKey) -> bool:
         return key in self._settled
 
@@ -142,20 +170,69 @@ class KeptDecisions:
         """The nodes with a device that can sleep."""
         return Fleet({name: self._states[name] for name in sorted(self._sleepers)})
 
-    def open(self, world: RegionState, migrations: MigrationEffects) -> StepPart:
-        """What has to be decided now."""
-        is_known = self._is_known and self._part is None
-        self._is_known = False
-        if not is_known or self._shared != _shared_inputs(world) or _is_trading(world, migrations):
+    def open(self, world: RegionState, migrations: MigrationEffects, most_new: int | None = None) -> StepPart:
+        """What has to be decided now: everything where predictions of settled replicas may be others. most_new:
+        workloads that are taken up, those of highest rank first; the others count from a later step on."""
+        is_usable, self._is_known = self._is_usable(world, migrations), False
+        if not is_usable:
             return self.open_whole(world)
-        self._part = part = self._open_part(world, migrations)
+        self._part = part = self._open_part(world, migrations, most_new)
         # Those that displace others may make any replica of lower priority leave.
         return self.open_whole(world) if any(each.preempt is not Preempt.NEVER for each in part.intents) else part
+
+    def _is_usable(self, world: RegionState, migrations: MigrationEffects) -> bool:
+        """Whether the last step's decision is stored, and what is settled depends on nothing that changed since."""
+        is_relearnt = bool(self._unmeasured) and self._residuals is not world.memory.residuals
+        is_stored = self._is_known and self._part is None
+        return (
+            is_stored
+            and not is_relearnt
+            and self._shared == _shared_inputs(world)
+            and not _is_trading(world, migrations)
+        )
 
     def open_whole(self, world: RegionState) -> StepPart:
         """The same, where everything has to be decided."""
         self._part = self._open_whole(world)
         return self._part
+
+    def preview(self, world: RegionState, migrations: MigrationEffects) -> Preview | None:
+        """What `open` would find, and nothing that is kept changes. None: everything would have to be decided, or a
+        step is under way."""
+        if self.columns.refuted or not self._is_usable(world, migrations):
+            return None
+        new, gone = difference(self._seen, world.intents)
+        new = [each for each in new if id(each) not in self._late]
+        before, nodes = self._states, world.fleet.nodes
+        names: Iterable[str] = world.changed_nodes if world.changed_nodes is not None else {*nodes, *before}
+        changed = {name for name in names if before.get(name) is not nodes.get(name)}
+        if any((name in before) != (name in nodes) for name in changed):
+            return None
+        asked, left = {each.key: each for each in new}, {each.key for each in gone}
+
+        def intent_of(key: WorkloadKey) -> Intent | None:
+            return asked.get(key) or (self._intents.get(key) if key not in left else None)
+
+        loose = self._to_decide(world, migrations, {*asked, *left}, changed, intent_of)
+        intents = {key: each for key in loose if (each := intent_of(key)) is not None}
+        if any(each.preempt is not Preempt.NEVER for each in intents.values()):
+            return None
+        allocations, on_slot, decided = self._allocations, self._on_slot, self._decided
+        columns = self.columns.copy()
+        for key in loose & self._settled.keys():
+            for one in self._settled[key].replicas:
+                allocations, decided = allocations.with_standing(key.tenant, one, -1), decided - one.number
+                on_slot = on_slot.set(one.slot, on_slot[one.slot].delete(one.assignment.id))
+                columns.touch([one.node])
+        for name in changed:
+            columns.mark(name)
+        desired = {
+            node: tuple(one for one in world.desired[node].assignments if one.workload in loose)
+            for node in sorted({node for key in loose for node in self._holders.get(key, ())})
+            if node in world.desired
+        }
+        part = StepPart(False, tuple(intents.values()), desired, changed)
+        return Preview(part, _standing(allocations, on_slot, decided), columns)
 
     def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
         """The decision of the step that began last is stored."""
@@ -196,18 +273,26 @@ class KeptDecisions:
         part.is_refuted = bool(found)
         return tuple(sorted(found))
 
+    def learn(self, memory: ReconcilerMemory) -> None:
+        """Does between steps what the next decision would wait for. memory: after the last step."""
+        if memory.residuals is not self._residuals:
+            region_residuals(memory.residuals).learn()
+            self.columns.learn(memory.residuals)
+
     # -- what changed ------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         self._is_known = False
         if self.columns.refuted:
-            self.columns = DeviceColumns(self._audited_per_step)
+            self.columns = DeviceColumns(self._audited_per_search)
         self.columns.mark_all()
         self._shared: tuple[object, ...] = ()
         self._settled: dict[WorkloadKey, SettledWorkload] = {}
         self._loose = set()
         self._allocations: Allocations = NO_ALLOCATIONS
-        self._on_slot: dict[Slot, dict[str, tuple[Rank, SettledReplica]]] = {}
+        self._on_slot: OnSlots = Map()
+        self._decided = 0
+        """Sum of the targets of what is settled."""
         self._on_node: dict[str, set[WorkloadKey]] = {}
         self._of_model: dict[str, set[WorkloadKey]] = {}
         self._of_tenant: dict[str, set[WorkloadKey]] = {}
@@ -216,9 +301,12 @@ class KeptDecisions:
         """By workload: nodes that hold assignments of it, and how many."""
         self._intents: dict[WorkloadKey, Intent] = {}
         self._seen: tuple[Intent, ...] = ()
+        self._late: dict[int, Intent] = {}
+        """New workloads that no step has taken up yet, by identity."""
         self._heartbeats: Counter[float] = Counter()
         self._automatic: set[WorkloadKey] = set()
         self._profiles: Mapping[str, object] = {}
+        self._residuals: object = None
         self._states: Mapping[str, NodeState] = {}
         self._sleepers: set[str] = set()
         self.entries: EntryPoints | None = None
@@ -227,7 +315,8 @@ class KeptDecisions:
     def _open_whole(self, world: RegionState) -> StepPart:
         self._forget()
         self._shared, self._profiles, self._states = _shared_inputs(world), world.profiles, world.fleet.nodes
-        self._take_intents(world.intents)
+        self._residuals = world.memory.residuals
+        self._take_intents(world.intents, None)
         desired = {node: world.desired.get(node, NO_CONTENT).assignments for node in sorted(world.fleet.nodes)}
         for node, assignments in desired.items():
             self._count_holders(node, (), assignments)
@@ -235,15 +324,13 @@ class KeptDecisions:
         self._loose = {*self._intents, *self._holders}
         return StepPart(True, world.intents, desired, set(world.fleet.nodes))
 
-    def _open_part(self, world: RegionState, migrations: MigrationEffects) -> StepPart:
+    def _open_part(self, world: RegionState, migrations: MigrationEffects, most_new: int | None) -> StepPart:
         before_s = self.heartbeat_s
-        come_and_gone = self._take_intents(world.intents)
+        replaced, come_and_gone = self._take_intents(world.intents, most_new)
         changed, is_regrouped = self._take_nodes(world)
-        self._take_profiles(world.profiles)
-        for move in migrations.moves:
-            self._loosen(move.workload)
-        self._loosen_disproving(world)
-        self._loosen_tenants(world)
+        for key in self._to_decide(world, migrations, replaced, changed, self._intents.get) - self._loose:
+            self._loosen(key)
+        self._profiles, self._residuals = world.profiles, world.memory.residuals
         touched = {node for key in self._loose for node in self._holders.get(key, ())}
         audited = self._take_audited()
         held = touched | {node for key in audited for node in self._holders.get(key, ())}
@@ -261,6 +348,10 @@ class KeptDecisions:
     def _take_audited(self) -> dict[WorkloadKey, SettledWorkload]:
         """The workloads whose turn it is to be decided about again: those that were settled first."""
         found = dict[WorkloadKey, SettledWorkload]()
+        self._unaudited += 1
+        if self._loose and self._unaudited < BUSY_STEPS:
+            return found
+        self._unaudited = 0
         for key, settled in [*islice(self._settled.items(), self._audited_per_step)]:
             if self._intents[key].preempt is Preempt.NEVER:
                 found[key] = settled
@@ -269,13 +360,14 @@ class KeptDecisions:
                 self._settled[key] = self._settled.pop(key)
         return found
 
-    def _take_intents(self, intents: tuple[Intent, ...]) -> set[WorkloadKey]:
-        """Workloads that came or went."""
-        if intents is self._seen:
-            return set()
-        known, now = set(map(id, self._seen)), set(map(id, intents))
-        new = [each for each in intents if id(each) not in known]
-        gone = [each for each in self._seen if id(each) not in now]
+    def _take_intents(self, intents: tuple[Intent, ...], most: int | None) -> tuple[set[WorkloadKey], set[WorkloadKey]]:
+        """Workloads with other documents than before, and those of them that came or went. most: of those that came."""
+        new, gone = difference(self._seen, intents)
+        late = self._defer(new, gone, most)
+        if late:
+            new = [each for each in new if id(each) not in late]
+            intents = tuple(each for each in intents if id(each) not in late)
+        self._late = late
         for each in gone:
             self._heartbeats.subtract([each.partition.heartbeat_s])
             del self._intents[each.key]
@@ -287,9 +379,17 @@ class KeptDecisions:
                 self._automatic.add(each.key)
         self._heartbeats = +self._heartbeats
         self._seen = intents
-        for key in {each.key for each in (*new, *gone)}:
-            self._loosen(key)
-        return {each.key for each in new} ^ {each.key for each in gone}
+        for each in gone:
+            self._loosen(each.key)
+        return {each.key for each in (*new, *gone)}, {each.key for each in new} ^ {each.key for each in gone}
+
+    def _defer(self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None) -> dict[int, Intent]:
+        """Those that wait for a later step, by identity: the last of the new workloads by rank."""
+        if most is None or len(new) <= most:
+            return {}
+        known = {each.key for each in gone}
+        came = sorted((each for each in new if each.key not in known), key=rank_of)
+        return {id(each): each for each in came[most:]}
 
     def _take_nodes(self, world: RegionState) -> tuple[set[str], bool]:
         """Nodes whose state changed, and whether one of them takes part in the region's entries in another way."""
@@ -315,18 +415,35 @@ class KeptDecisions:
         self._states = nodes
         return changed, is_regrouped
 
-    def _take_profiles(self, profiles: Mapping[str, object]) -> None:
-        if profiles is not self._profiles:
-            for model, keys in tuple(self._of_model.items()):
-                if profiles.get(model) is not self._profiles.get(model):
-                    for key in tuple(keys):
-                        self._loosen(key)
-            self._profiles = profiles
+    def _to_decide(
+        self,
+        world: RegionState,
+        migrations: MigrationEffects,
+        keys: Iterable[WorkloadKey],
+        nodes: Iterable[str],
+        intent_of: Callable[[WorkloadKey], Intent | None],
+    ) -> set[WorkloadKey]:
+        """Everything that is not settled any more. keys: workloads with other documents. nodes: with another state.
+        intent_of: what a workload asks for now; None: it is deleted."""
+        found = {*self._loose, *keys, *(move.workload for move in migrations.moves)}
+        for name in nodes:
+            found |= self._on_node.get(name, set())
+        if world.profiles is not self._profiles:
+            for model, users in self._of_model.items():
+                if world.profiles.get(model) is not self._profiles.get(model):
+                    found |= users
+        found = self._with_disproving(world, found)
+        # Where a quota bounds the replicas of a tenant, all of its workloads are weighed against each other.
+        bounded = {
+            tenant for tenant, quota in world.quotas.items() if quota.replicas is not None or quota.memory is not None
+        }
+        tenants = {key.tenant for key in found if key.tenant in bounded and intent_of(key) is not None}
+        return found.union(*(self._of_tenant.get(tenant, set()) for tenant in tenants))
 
-    def _loosen_disproving(self, world: RegionState) -> None:
+    def _with_disproving(self, world: RegionState, loose: set[WorkloadKey]) -> set[WorkloadKey]:
         """Replicas that serve disprove that their model cannot be loaded. Where a node says so, all of them count."""
         models = {each.triple.model for each in world.memory.unloadable}
-        for key in self._loose:
+        for key in loose:
             for node in self._holders.get(key, ()):
                 state = world.fleet.nodes.get(node)
                 models |= {
@@ -334,18 +451,7 @@ class KeptDecisions:
                     for one in (state.observed.values() if state is not None else ())
                     if one.phase is Phase.FAILED and one.code in PERMANENT_LOAD_FAILURES
                 }
-        for model in models:
-            for key in tuple(self._of_model.get(model, ())):
-                self._loosen(key)
-
-    def _loosen_tenants(self, world: RegionState) -> None:
-        """Where a quota bounds the replicas of a tenant, all of its workloads are weighed against each other."""
-        bounded = {
-            tenant for tenant, quota in world.quotas.items() if quota.replicas is not None or quota.memory is not None
-        }
-        for tenant in {key.tenant for key in self._loose if key in self._intents} & bounded:
-            for key in tuple(self._of_tenant.get(tenant, ())):
-                self._loosen(key)
+        return loose.union(*(self._of_model.get(model, set()) for model in models))
 
     def _count_holders(self, node: str, before: Iterable[Assignment], after: Iterable[Assignment]) -> None:
         if before is after:
@@ -374,8 +480,9 @@ class KeptDecisions:
             self._unmeasured.discard(key)
             self.columns.touch(each.node for each in found.replicas)
             for each in found.replicas:
+                self._decided -= each.number
                 self._allocations = self._allocations.with_standing(key.tenant, each, -1)
-                del self._on_slot[each.slot][each.assignment.id]
+                self._on_slot = self._on_slot.set(each.slot, self._on_slot[each.slot].delete(each.assignment.id))
                 self._on_node[each.node].discard(key)
                 self._of_model[each.assignment.model].discard(key)
 
@@ -387,15 +494,24 @@ class KeptDecisions:
             self._unmeasured.add(key)
         self.columns.touch(each.node for each in found.replicas)
         for each in found.replicas:
+            self._decided += each.number
             self._allocations = self._allocations.with_standing(key.tenant, each, 1)
-            self._on_slot.setdefault(each.slot, {})[each.assignment.id] = found.rank, each
+            here = self._on_slot.get(each.slot, _NOTHING).set(each.assignment.id, (found.rank, each))
+            self._on_slot = self._on_slot.set(each.slot, here)
             self._on_node.setdefault(each.node, set()).add(key)
             self._of_model.setdefault(each.assignment.model, set()).add(key)
 
-    def _ahead(self, rank: Rank, slot: Slot) -> tuple[Bytes, float]:
+
+_NOTHING: Final[Map[str, tuple[Rank, SettledReplica]]] = Map()
+
+
+def _standing(allocations: Allocations, on_slot: OnSlots, decided: int) -> StandingReplicas:
+    def ahead(rank: Rank, slot: Slot) -> tuple[Bytes, float]:
         """Memory and time that settled workloads of higher rank take of a device."""
-        found = [each for other, each in self._on_slot.get(slot, {}).values() if other < rank]
+        found = [each for other, each in on_slot.get(slot, _NOTHING).values() if other < rank]
         return Bytes(sum(each.memory.committed_bytes for each in found)), sum(each.busy for each in found)
+
+    return StandingReplicas(allocations, ahead, decided)
 
 
 def _shared_inputs(world: RegionState) -> tuple[object, ...]:
@@ -452,19 +568,20 @@ def _settle(
             if one.workload != intent.key:
                 continue
             target = targets.pop(one.id, None)
-            if target is None or before.get(one.id) != one or not _serves(state, one, decision, world, now):
+            if target is None or before.get(one.id) != one or not _serves(state, one, decision):
                 return None
             assert state is not None
             slot, observed = Slot(node, one.device), state.observed[one.id]
             taken = NO_COMMITMENT.plus(memory_of(one, observed), loaded=is_loaded(observed))
             cost = TenantCost.of(world.costs.get(slot, math.nan))
             is_measured = observed.measured is not None and observed.measured.samples > 0
-            found.append(SettledReplica(node, slot, one, taken, target.busy, cost, is_measured))
+            found.append(SettledReplica(node, slot, one, taken, target.busy, cost, is_measured, target.number))
     return None if targets else SettledWorkload(rank_of(intent), tuple(found))
 
 
-def _serves(state: NodeState | None, one: Assignment, decision: Decision, world: RegionState, now: Elapsed) -> bool:
-    """Whether it is in service, and will be for as long as its node reports the same."""
+def _serves(state: NodeState | None, one: Assignment, decision: Decision) -> bool:
+    """Whether it is in service, and will be for as long as its node reports the same. Whether every front knows of it
+    already matters to other replicas of its workload that could leave then, and there are none."""
     if state is None or state.liveness is not Liveness.READY or not (state.has_full_status and state.front_ready):
         return False
     observed, mark = state.observed.get(one.id), decision.memory.marks.get(one.id)
@@ -473,7 +590,6 @@ def _serves(state: NodeState | None, one: Assignment, decision: Decision, world:
         and observed.phase is Phase.READY
         and mark is not None
         and mark.stage is AssignmentStage.SERVING
-        and now - mark.since >= world.fleet.timing.route_propagation_s
         and not (one.draining or one.staged or one.verifiers or one.handover or one.handover_sources)
         and one.verification is None
         and not (one.standby and state.cordoned)

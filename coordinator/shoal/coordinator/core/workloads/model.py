@@ -10,7 +10,6 @@ from immutables import Map
 from shoal.coordinator.core.fleet.state import DEFAULT_PARTITION, Fleet
 from shoal.coordinator.core.placement.model import (
     NO_OVERHEADS,
-    DocumentRef,
     Move,
     MoveOverheads,
     PlacementPlan,
@@ -331,8 +330,8 @@ class RegionState:
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     # RTT in seconds from a traffic origin to this region; for guests alone, and 0 if absent.
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
-    # Applied documents that placement refers to.
-    documents: tuple[DocumentRef, ...] = ()
+    # Applied documents, as in `Inputs`.
+    documents: int = 0
     # Breaks ties in placement.
     seed: int = 0
     # Signatures of the models.
@@ -408,3 +407,5 @@ class Decision:
     audited: int = 0
     # Those of them about which it was another, and nodes of which columns said what is not so.
     refuted: tuple[str, ...] = ()
+    # Workloads whose routes may be others than before where a node has nothing itself; None: any may be.
+    rerouted: frozenset[WorkloadKey] | None = None

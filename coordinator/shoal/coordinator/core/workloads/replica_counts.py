@@ -10,6 +10,7 @@ from shoal.coordinator.core.fleet.liveness import deferred_nodes
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.domains import Domain, domain_of, is_label
 from shoal.coordinator.core.placement.model import RegionFacts
+from shoal.coordinator.core.workloads.changed import difference
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
 from shoal.types.codes import ShoalError
 from shoal.types.device import Node
@@ -49,7 +50,10 @@ class WantedReplicas:
         may be."""
         is_same = intents is self._intents
         if not is_same:
-            self._intents, self._per = intents, tuple(each for each in intents if each.per)
+            new, gone = difference(self._intents, intents)
+            self._intents = intents
+            if any(each.per for each in (*new, *gone)):
+                self._per = tuple(each for each in intents if each.per)
         if not self._per:
             self._matches, self._counted = {}, intents
             return intents

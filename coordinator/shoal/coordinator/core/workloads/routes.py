@@ -154,7 +154,8 @@ def routes(
     not exist, is answered by a route that says so.
     held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
     in its own routes: its front knows whether they take requests, and uses these routes first when the link is
-    restored. before: for a node that has nothing and did not change: its routes are followed from there.
+    restored. before: for a node that has nothing and subscribes to nothing: its routes are followed from
+    there.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
     own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]

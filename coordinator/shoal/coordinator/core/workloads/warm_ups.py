@@ -1,6 +1,7 @@
 """What warm-ups measured, by (model, node, device): kept when the replica is gone, and what the region learns by."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Final, NamedTuple
 
 from immutables import Map
@@ -12,7 +13,13 @@ from shoal.coordinator.core.prediction.load_law import sizes_of
 from shoal.coordinator.core.prediction.residuals import Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
+from shoal.types.workload import Intent, WorkloadKey
 
+MOST_OF_A_KIND: Final = 8
+"""Measurements of one model on one class of devices that the region learns from. The median of eight is within 3 %, if
+two devices of a class differ by 7 % (`region_residuals`); another one teaches something where it is further off."""
+FAR: Final = 0.14
+"""Twice that 7 %: by so much a measurement has to differ from the median of its kind to replace another one."""
 MOST_WARM_UPS: Final = 4096
 """Kept: about 1 KiB of the store each. Beyond, those of nodes that are gone are dropped first."""
 
@@ -26,8 +33,8 @@ class WarmUps(NamedTuple):
     nodes: frozenset[str]
 
 
-def remember_warm_ups(world: RegionState, nodes: Iterable[str]) -> WarmUps:
-    """The newest warm-up of each trial. nodes: those that may report one that is not known."""
+def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
+    """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads."""
     known, residuals, changed = world.memory.measured, world.memory.residuals, set[str]()
     for node in sorted(nodes):
         state = world.fleet.nodes.get(node)
@@ -52,29 +59,50 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str]) -> WarmUps:
                 continue
             # New, or of an older version, with other operator classes.
             known = known.set(trial, observed.measured)
-            residual = None if one is None else _residual(world, state, one, observed)
+            residual = None if one is None else _residual(world, state, one, observed, intents.get(one.workload))
             if residual is not None:
-                residuals = residuals.set(trial, residual)
+                gone = _replaced(residuals, trial, residual)
+                if gone is not None:
+                    changed.add(gone.node)
+                    residuals = (residuals.delete(gone) if gone in residuals else residuals).set(trial, residual)
             elif trial in residuals:
                 residuals = residuals.delete(trial)
             changed.add(node)
     if len(known) > MOST_WARM_UPS:
         order = sorted(known, key=lambda trial: (trial.node not in world.fleet.nodes, trial))
-        for trial in order[MOST_WARM_UPS:]:
+        # More than has to go, so that not every step has to choose.
+        for trial in order[MOST_WARM_UPS - MOST_WARM_UPS // 8 :]:
             known = known.delete(trial)
             residuals = residuals.delete(trial) if trial in residuals else residuals
             changed.add(trial.node)
     return WarmUps(known, residuals, frozenset(changed))
 
 
-def _residual(world: RegionState, state: NodeState, one: Assignment, observed: Observed) -> Residual | None:
+def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual) -> Trial | None:
+    """Whose place a residual takes: its own, or where enough of its kind are known, that of the one furthest from it.
+    Thus where a new driver made all devices of a class faster, they all are replaced one after the other. None: it
+    teaches nothing."""
+    same = {
+        other: each.log_ratio
+        for other, each in residuals.items()
+        if other.model == trial.model and each.device_class == residual.device_class and each.is_plausible
+    }
+    if trial in residuals or len(same) < MOST_OF_A_KIND:
+        return trial
+    if abs(residual.log_ratio - median(same.values())) <= FAR:
+        return None
+    return max(same, key=lambda other: (abs(same[other] - residual.log_ratio), other))
+
+
+def _residual(
+    world: RegionState, state: NodeState, one: Assignment, observed: Observed, intent: Intent | None
+) -> Residual | None:
     """None where no receipt promised anything."""
     device, receipt = state.device(observed.device), state.receipts.get(observed.device)
     profile = world.profiles.get(observed.model)
     if device is None or receipt is None or profile is None or observed.measured is None:
         return None
-    shapes = next((intent.shapes for intent in world.intents if intent.key == one.workload), {})
-    profile = at_shapes(profile, shapes)
+    profile = at_shapes(profile, intent.shapes if intent is not None else {})
     if one.preparation is not None:
         profile = prepared_profile(profile, one.precision)
     precision = one.precision or profile.precision

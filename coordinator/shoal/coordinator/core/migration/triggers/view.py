@@ -163,7 +163,6 @@ class TriggerView:
                 self.current[intent.key],
                 most,
                 self._initial_allocations,
-                self._initial_allocations,
             )
             self._solvers[name] = stays.with_moves(replicas_of(self.scope, intent, (move,)), (move,))
         return self._solvers[name]

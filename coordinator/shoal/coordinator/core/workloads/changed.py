@@ -1,0 +1,28 @@
+"""What changed from one tuple of values to the next, where most stayed the same objects in the same order."""
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+STRIDE: Final = 512
+"""Values that are compared at once. Of values that are the same objects, tuples compare 200 in a microsecond."""
+
+
+def difference(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[Sequence[T], Sequence[T]]:
+    """What is only in the second, and what is only in the first. Others are the same objects, or equal."""
+    if after is before:
+        return (), ()
+    least = min(len(before), len(after))
+    start = end = 0
+    while start + STRIDE <= least and before[start : start + STRIDE] == after[start : start + STRIDE]:
+        start += STRIDE
+    while start + end + STRIDE <= least and _from_end(before, end) == _from_end(after, end):
+        end += STRIDE
+    left, came = before[start : len(before) - end], after[start : len(after) - end]
+    known, now = set(map(id, left)), set(map(id, came))
+    return [each for each in came if id(each) not in known], [each for each in left if id(each) not in now]
+
+
+def _from_end(values: tuple[T, ...], end: int) -> tuple[T, ...]:
+    return values[len(values) - end - STRIDE : len(values) - end]

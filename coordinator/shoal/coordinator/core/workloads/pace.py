@@ -1,0 +1,39 @@
+"""How many new workloads a step takes up, so that the region's loop is not held for long by one large apply."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.types.units import Seconds
+
+MOST_S: Final = Seconds(0.05)
+"""Seconds that a step should take: half of what heartbeats may have to wait."""
+LEAST_NEW: Final = 8
+"""Taken up by each step, however long it takes."""
+FIRST_NEW: Final = 64
+"""Taken up before anything is known of how long they take."""
+LEAST_MEASURED: Final = 8
+"""A step about fewer workloads says little of how long one takes."""
+NEWS: Final = 0.5
+"""Weight of the newest step in the average."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """What steps took lately."""
+
+    # Seconds for each workload that was decided about; None: not known yet.
+    each_s: float | None = None
+
+    def after(self, workloads: int, took_s: Seconds) -> "StepPace":
+        """After a step about so many workloads."""
+        if workloads < LEAST_MEASURED:
+            return self
+        each_s = took_s / workloads
+        return StepPace(each_s if self.each_s is None else NEWS * each_s + (1 - NEWS) * self.each_s)
+
+    @property
+    def most(self) -> int | None:
+        """New workloads that the next step should take up; None: all, since steps take no time."""
+        if self.each_s is None:
+            return FIRST_NEW
+        return max(LEAST_NEW, int(MOST_S / self.each_s)) if self.each_s > 0 else None
