@@ -7,7 +7,7 @@ from shoal.types.units import Seconds
 
 MOST_S: Final = Seconds(0.05)
 """Seconds that a step should take: half of what heartbeats may have to wait."""
-LEAST_NEW: Final = 8
+LEAST_NEW: Final = 32
 """Taken up by each step, however long it takes."""
 FIRST_NEW: Final = 64
 """Taken up before anything is known of how long they take."""
