@@ -1,9 +1,11 @@
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
+from harness.wait import until
 from shoal.host import gc_freeze
 
 
@@ -68,3 +70,14 @@ def test_what_is_under_way_is_searched_less_often() -> None:
     finally:
         gc.set_threshold(*before)
     assert kept
+
+
+async def test_garbage_does_not_wait_for_a_high_threshold() -> None:
+    gc.disable()
+    collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001))
+    try:
+        garbage = weakref.ref(Node())
+        await until(lambda: garbage() is None, 5.0, "it to be freed")
+    finally:
+        collecting.cancel()
+        gc.enable()

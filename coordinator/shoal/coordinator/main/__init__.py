@@ -25,7 +25,8 @@ from shoal.types.identity import check_name
 
 GC_THRESHOLD: Final = 50_000
 """Allocations before Python searches for garbage cycles; its default is 700. One placement step over thousands of nodes
-allocates more, all of which dies with the step. Each pass over long-lived objects costs a tenth of a second."""
+allocates more, all of which dies with the step. Each pass over long-lived objects costs a tenth of a second. What a
+quiet region leaves is searched by time, see `gc_freeze.collect_regularly`."""
 
 RUNS: Final = {"region": region.run, "federation": federation.run}
 
@@ -84,8 +85,9 @@ def _restore_config(options: argparse.Namespace) -> restore.RestoreConfig:
 async def _run_with_watchdog(run: Coroutine[Any, Any, None]) -> None:
     """Awaits `run`, and ends the process if its event loop hangs. The service manager gets keep-alives from the same
     loop and handles what the process cannot: having been stopped."""
-    alive = asyncio.create_task(service_manager.keep_alive())
+    beside = [asyncio.create_task(each) for each in (service_manager.keep_alive(), gc_freeze.collect_regularly())]
     try:
         await run_with_watchdog(run)
     finally:
-        alive.cancel()
+        for task in beside:
+            task.cancel()
