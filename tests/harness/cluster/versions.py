@@ -62,9 +62,9 @@ nouns._fill, nouns._read = filled, was_read
 _UNKNOWN = {
     "Hello": ("newest",),
     "Welcome": ("protocol",),
-    "Node": ("unconfined", "forward_key"),
-    "Status": ("asks_lease",),
-    "DesiredSet": ("asleep", "forwarding"),
+    "Node": ("unconfined", "forward_key", "subscribes"),
+    "Status": ("asks_lease", "subscriptions"),
+    "DesiredSet": ("asleep", "forwarding", "routes_on_demand"),
     "Assignment": ("session", "handover", "handover_sources", "capture"),
     "Observed": ("sessions",),
 }
