@@ -36,6 +36,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "context": (("shoal context ls", "which there are"), ("shoal context use dev", "call that one from now on")),
     "context ls": (("shoal context ls", "the one in use has a star"),),
     "context use": (("shoal context use dev", ""),),
+    "context add": (
+        ("shoal context add /var/lib/shoal/operator", "on the coordinator's machine, as its first operator"),
+        ("shoal context add operator --coordinator region.example:7443", "with a copy of that folder"),
+    ),
     "context login": (
         ("SHOAL_TOKEN=.. shoal context login --coordinator region.example:7443", "with an operator's token"),
     ),

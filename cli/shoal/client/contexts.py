@@ -85,7 +85,8 @@ class Contexts:
             "one of " + ", ".join(context.name for context in book.contexts)
             if book.contexts
             else "a region to talk to; none is known yet",
-            "shoal dev up, or shoal context login --coordinator HOST:PORT --token TOKEN",
+            "shoal dev up, or shoal context login --coordinator HOST:PORT --token TOKEN; "
+            "on a coordinator's machine shoal context add DATA_DIR/operator",
         )
 
     def save(self, context: Context, *, use: bool = True) -> None:

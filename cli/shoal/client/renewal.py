@@ -21,7 +21,7 @@ def renew_context(context: Context) -> Enrolled:
             Code.FIELD_MISSING,
             f"context {context.name} does not say where it is renewed",
             "an enrolment server",
-            "shoal context login; the files of `shoal dev up` and of a coordinator's own operator renew by themselves",
+            "shoal context login; files of `shoal dev up` and `shoal context add` are kept fresh where they were made",
         )
     renewed = renew(context.enrolment, Path(context.folder))
     renewed.write(Path(context.folder))

@@ -519,7 +519,7 @@ _LINKS: Final = {
     Code.NOT_LEADER: CodeHelp("This coordinator does not lead.", "Nothing: clients and agents try the next address."),
     Code.CONTEXT_UNKNOWN: CodeHelp(
         "The command line knows no context of this name, or none at all.",
-        "`shoal context ls`; `shoal dev up` or `shoal context login` makes one.",
+        "`shoal context ls`; `shoal dev up`, `shoal context login` or `shoal context add` makes one.",
     ),
     Code.CODE_UNKNOWN: CodeHelp("A newer program gave a code that this one does not know.", "Upgrade this program."),
 }

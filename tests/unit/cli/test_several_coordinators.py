@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from harness.crypto.pki import Authority
 from harness.servers.api_stub import ApiStub, api_stubs
+from shoal.cli.main import shoal
 from shoal.cli.options import connect
 from shoal.client import Context, Contexts, RegionClient, connection, region
 from shoal.coordinator.api.authorise import RULES
@@ -141,3 +143,24 @@ def test_the_command_lines_context_remembers_who_led(
     assert Contexts().get("eu").address == f"{three[1].address},{three[0].address}"
     with connect("eu", "") as api:
         assert api.address == three[1].address
+
+
+def test_an_operators_folder_becomes_a_context_where_a_coordinator_takes_it(
+    three: list[ApiStub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+
+    def add(folder: str, address: str) -> str:
+        words = ["context", "add", str(tmp_path / folder), "--coordinator", address]
+        return CliRunner().invoke(shoal, words, catch_exceptions=False).output
+
+    for folder, address, code in (
+        ("nowhere", three[1].address, Code.SOURCE_UNREACHABLE),
+        ("ann", "127.0.0.1:1", Code.COORDINATOR_UNREACHABLE),
+    ):
+        with pytest.raises(ShoalError) as refused:
+            add(folder, address)
+        assert refused.value.code is code
+    assert Contexts().all() == ()
+    assert "using eu: region eu as operator ann" in add("ann", three[1].address)
+    assert Contexts().get() == Context("eu", "eu", three[1].address, str(tmp_path / "ann"))

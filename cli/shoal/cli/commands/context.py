@@ -97,6 +97,52 @@ def login(coordinator: str, token: str, as_: str, name: str) -> None:
     line(f"logged in to region {enrolled.region} as {enrolled.role} {enrolled.name}")
 
 
+@context.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--coordinator",
+    default="127.0.0.1:7443",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The region's link address.",
+)
+@click.option("--name", default="", help="Name of the context. [default: the region's]")
+def add(folder: Path, coordinator: str, name: str) -> None:
+    """Call a region with the cert.pem, key.pem and ca.pem in FOLDER, and use it from now on.
+
+    A coordinator's first start makes such a folder for the first operator, DATA_DIR/operator, and keeps its files fresh
+    there. Everybody else redeems a token: shoal context login.
+    """
+    try:
+        identity = identity_of_pem((folder / "cert.pem").read_bytes())
+    except OSError as cause:
+        raise refuse(
+            Code.SOURCE_UNREACHABLE, f"{cause.filename}: {cause.strerror}",
+            "cert.pem, key.pem and ca.pem of an operator or viewer",
+            "name the folder `operator` in the coordinator's --data-dir, as a user who may read it",
+        ) from cause  # fmt: skip
+    if identity.role not in (Role.OPERATOR, Role.VIEWER):
+        raise refuse(
+            Code.ROLE_DENIED, f"a certificate of role {identity.role}", "one of operator or viewer",
+            "name the folder `operator` in the coordinator's --data-dir",
+        )  # fmt: skip
+    added = Context(name or identity.region, identity.region, coordinator, str(folder.resolve()))
+    try:
+        with RegionClient(added) as api:
+            api.who_am_i()
+    except ShoalError as error:
+        if error.code not in (Code.COORDINATOR_UNREACHABLE, Code.UNIMPLEMENTED):
+            raise
+        other = f"{coordinator} is another port of the region, or another program's"
+        raise refuse(
+            Code.COORDINATOR_UNREACHABLE, other if error.code is Code.UNIMPLEMENTED else error.refusal.found,
+            "the coordinator's --link, port 7443 unless it was told otherwise",
+            "--coordinator HOST:PORT, as `link` in the line that the coordinator prints when it serves",
+        ) from error  # fmt: skip
+    Contexts().save(added)
+    line(f"using {added.name}: region {added.region} as {identity.role} {identity.name}")
+
+
 @context.command(name="renew")
 @click.argument("name", default="", type=CONTEXT)
 @click.option(
