@@ -42,7 +42,7 @@ function connect() {
       if (row === null) known.delete(key);
       else known.set(key, row);
     }
-    known.changed = (known.changed ?? 0) + 1;
+    known.list = null;
     if (!fresh) show();
   });
   opened.addEventListener("now", () => {
@@ -79,11 +79,23 @@ export function useLive() {
   useEffect(() => { readers.add(again); return () => readers.delete(again); }, []);
 }
 
-/** The rows of a table; null until they have come. */
+/** The rows of a table, the same array until one of them changes; null until they have come. */
 export function useTable(name) {
   useLive();
   const rows = tables.get(name);
-  return rows && (rows.size || state.status === "live") ? [...rows.values()] : state.status === "live" ? [] : null;
+  if (rows?.size) return rows.list ??= [...rows.values()];
+  return state.status === "live" ? EMPTY : null;
+}
+const EMPTY = [];
+
+/** Rows by what `keyOf` says of each, in their order. */
+export function grouped(rows, keyOf) {
+  const found = new Map();
+  for (const row of rows) {
+    const key = keyOf(row), known = found.get(key);
+    if (known) known.push(row); else found.set(key, [row]);
+  }
+  return found;
 }
 
 /** What the coordinator measured of a workload, or of the region (no row), in the last ten seconds. */

@@ -1,5 +1,5 @@
 import { useMemo, useState } from "preact/hooks";
-import { useTable } from "../live.js";
+import { grouped, useTable } from "../live.js";
 import { ago, bytes, digits, money, percent, plural, watts, whole } from "../format.js";
 import { Placements } from "./placements.jsx";
 import { Bar, Empty, Link, Panel, Reason, StandIn, State, Table, useFilter, Waiting } from "../parts.jsx";
@@ -16,11 +16,7 @@ export function HeatMap({ devices }) {
   const [by, setBy] = useState("memory");
   const top = Math.max(1, ...devices.map((each) => each.watts ?? 0));
   const heat = HEATS[by];
-  const groups = useMemo(() => {
-    const found = new Map();
-    for (const each of devices) { const at = each.kind; found.set(at, [...(found.get(at) ?? []), each]); }
-    return [...found].sort();
-  }, [devices]);
+  const groups = useMemo(() => [...grouped(devices, (each) => each.kind)].sort(([a], [b]) => (a < b ? -1 : 1)), [devices]);
   if (!devices.length) return <Empty>No device has joined yet.</Empty>;
   return (
     <div class="heat">

@@ -1,4 +1,5 @@
-import { figuresOf, useTable } from "../live.js";
+import { useMemo } from "preact/hooks";
+import { figuresOf, grouped, useTable } from "../live.js";
 import { ago, money, NONE, plural, rate, seconds, watts, whole } from "../format.js";
 import { Empty, Link, Panel, Reason, Spark, StandIn, Stat, State, Table, Workload, Waiting } from "../parts.jsx";
 import { REGION_CHARTS, Timeline } from "../chart.jsx";
@@ -9,6 +10,7 @@ import { HeatMap } from "./fleet.jsx";
 export function Overview() {
   const [nodes, devices, workloads, placements, moves, events] =
     ["nodes", "devices", "workloads", "placements", "migrations", "events"].map(useTable);
+  const placed = usePlaced(placements);
   if (!nodes || !workloads || !devices || !placements) return <Waiting />;
   const ready = nodes.filter((node) => node.live === "ready").length;
   const served = workloads.filter((each) => each.state === "ready").length;
@@ -41,7 +43,7 @@ export function Overview() {
                 { name: "Requests", end: true, key: (row) => figuresOf(row).requests_per_s, down: true, cell: (row) => rate(figuresOf(row).requests_per_s) },
                 { name: "Five minutes", hide: "phone", cell: (row) => <Spark values={figuresOf(row).past_requests_per_s ?? []} label={`Requests of ${row.name} in the last five minutes`} /> },
                 { name: "p95", end: true, cell: (row) => seconds(figuresOf(row).latency_p95_s) },
-                { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
+                { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placed={placed} /> },
               ]} />
           </Panel>
         </div>
@@ -54,9 +56,12 @@ export function Overview() {
   );
 }
 
-export function Places({ of, placements }) {
-  const all = placements.filter((each) => each.name === of.name && each.tenant === of.tenant);
-  if (!all.length) return <span class="muted">{of.reason?.code === "DELEGATED" ? of.reason.found : "nowhere"}</span>;
+/** Placements by workload, for `Places`. */
+export const usePlaced = (placements) => useMemo(() => grouped(placements ?? [], (each) => `${each.tenant}/${each.name}`), [placements]);
+
+export function Places({ of, placed }) {
+  const all = placed.get(`${of.tenant}/${of.name}`);
+  if (!all) return <span class="muted">{of.reason?.code === "DELEGATED" ? of.reason.found : "nowhere"}</span>;
   return <span class="places">{all.map((each) => <span key={each.id} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
 }
 

@@ -1,12 +1,12 @@
 import { figuresOf, useTable } from "../live.js";
 import { joules, money, percent, plural, rate, seconds, whole } from "../format.js";
 import { Panel, Reason, Spark, State, Table, useFilter, Workload } from "../parts.jsx";
-import { Places } from "./overview.jsx";
+import { Places, usePlaced } from "./overview.jsx";
 
 const ORDER = { pending: 0, deleting: 1, progressing: 2, ready: 3 };
 
 export function Workloads() {
-  const rows = useTable("workloads"), placements = useTable("placements") ?? [];
+  const rows = useTable("workloads"), placed = usePlaced(useTable("placements"));
   const [found, filter] = useFilter(rows, (row) => `${row.tenant}/${row.name} ${row.policy} ${row.state} ${row.reason?.code ?? ""}`);
   return (
     <>
@@ -24,7 +24,7 @@ export function Workloads() {
           { name: "Energy", end: true, hide: "phone", key: (row) => figuresOf(row).energy, down: true, cell: (row) => joules(figuresOf(row).energy) },
           { name: "Cost", end: true, hide: "phone", key: (row) => figuresOf(row).cost_usd_per_h, down: true, cell: (row) => money(figuresOf(row).cost_usd_per_h) },
           { name: "Policy", hide: "phone", key: (row) => row.policy, cell: (row) => row.policy },
-          { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placements={placements} /> },
+          { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placed={placed} /> },
           { name: "Reason", cell: (row) => <Reason of={row.reason} /> },
         ]} />
       </Panel>

@@ -1,16 +1,28 @@
 """The board's rows are those of `shoal get`, and only what changed is made again."""
 
+import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from harness.fakes.region import FakeAgent, RegionFixture, two_agents
 from shoal.coordinator.api import views
-from shoal.coordinator.api.dashboard.board import Board, Pace
+from shoal.coordinator.api.dashboard import board
+from shoal.coordinator.api.dashboard.board import EVENTS_SHOWN, Board, Pace
 from shoal.coordinator.api.dashboard.feed import RowChange
-from shoal.coordinator.api.dashboard.rows import device_row, node_row, placement_row, row_text, workload_row
+from shoal.coordinator.api.dashboard.rows import (
+    device_row,
+    figures_row,
+    node_row,
+    placement_row,
+    row_text,
+    workload_row,
+)
+from shoal.coordinator.core import timeline
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.workload import WorkloadKey
 
@@ -105,3 +117,43 @@ async def test_a_migration_is_followed_from_its_first_stage_to_its_last(viewer: 
     assert isinstance(row, dict)
     assert (row["stage"], row["actor"], row["workload"]["name"]) == ("planned", "test", "reader")
     assert runs.name == row["source"]["node"]
+
+
+async def test_a_page_waits_for_rows_of_now(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody looked there is nothing, and after a while without readers there is what was so then."""
+    await two_agents(viewer.world)
+    monkeypatch.setattr(board, "CURRENT_S", 3600.0)
+    for _ in ("nobody looked yet", "nobody looked for a while"):
+        waits = asyncio.create_task(viewer.board.wait_current())
+        done, _ = await asyncio.wait({waits}, timeout=0.01)
+        assert not done
+        await viewer.look()
+        monkeypatch.setattr(board, "CURRENT_S", 3600.0)
+        await asyncio.wait_for(waits, 10)
+        await asyncio.wait_for(viewer.board.wait_current(), 10)
+        monkeypatch.setattr(board, "CURRENT_S", -math.inf)
+
+
+async def test_past_events_are_in_their_table_before_the_first_look_ends(viewer: Viewer) -> None:
+    await two_agents(viewer.world)
+    viewer.board.set_readers(1)
+    tasks = [asyncio.create_task(each()) for each in (viewer.board.run, viewer.board.run_events)]
+    await asyncio.wait_for(viewer.board.wait_current(), 10)
+    past = await viewer.world.region.events.events_after(0, EVENTS_SHOWN)
+    tables = [table for (table, _), _ in viewer.last]
+    assert tables[: len(past)] == ["events"] * len(past)
+    assert "events" not in tables[len(past) :], "each once"
+    assert len(past) > 1
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_past_requests_are_a_list_where_any_is_known() -> None:
+    known = tuple(2.0 if each is timeline.Figure.REQUESTS else math.nan for each in timeline.FIGURES)
+    assert figures_row("t/w", [timeline.UNKNOWN, known]) == {
+        "subject": "t/w", "requests_per_s": 2.0, "past_requests_per_s": [None, 2.0],
+    }  # fmt: skip
+    assert figures_row("t/w", [timeline.UNKNOWN] * 3) == {"subject": "t/w"}
+    assert figures_row("t/w", []) == {"subject": "t/w"}

@@ -8,7 +8,8 @@ is computed.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -27,12 +28,13 @@ from shoal.coordinator.api.dashboard.rows import (
 )
 from shoal.coordinator.api.migrations import migration_view
 from shoal.coordinator.controllers.federation.membership import FederationMembership
+from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core import timeline
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import PlacementPlan, Slot
 from shoal.coordinator.core.workloads.service_reports import service_report
-from shoal.types.assignment import Assignment, DesiredSet
+from shoal.types.assignment import DesiredSet
 from shoal.types.units import UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import operator_pb2
@@ -47,7 +49,8 @@ EVENTS_SHOWN: Final = 400
 """Newest events in their table."""
 FIGURES_SHOWN: Final = 30
 """Newest fine steps of the timeline in a row: five minutes."""
-UNPRICED: Final = UsdPerHour(math.nan)
+CURRENT_S: Final = 1.0
+"""Rows of a look that ended at most so long ago are shown as those of now."""
 MOVES_SHOWN: Final = 200
 """Newest migrations in their table, those under way first."""
 
@@ -58,14 +61,23 @@ class Federated(Protocol):
 
 
 class Source(NamedTuple):
-    """Where a row comes from."""
+    """Where rows come from that change together."""
 
-    # Table and key of the row.
-    key: RowKey
-    # Values that decide what the row says. States are compared by identity, figures and texts by value.
+    # No other source has it.
+    key: tuple[str, str]
+    # Values that decide what the rows say. States are compared by identity, figures and texts by value.
     made_of: tuple[object, ...]
-    # Makes the row; called only if one of these is another than before.
-    make: Callable[[], Row]
+    # Makes the rows; called only if one of these is another than before.
+    make: Callable[[], Iterable[tuple[RowKey, Row]]]
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one source's rows were when they were last made."""
+
+    made_of: tuple[object, ...]
+    # As JSON.
+    rows: dict[RowKey, str]
 
 
 class Pace:
@@ -105,10 +117,19 @@ class Board:
         self._publish = publish
         self._describe = describe
         self._watched = asyncio.Event()
-        self._shown: dict[RowKey, tuple[tuple[object, ...], str]] = {}
-        """What each row was made of, and its JSON."""
+        self._now = asyncio.get_running_loop().time
+        self._looked_at = -math.inf
+        """When the last look ended."""
+        self._looked = asyncio.Event()
+        self._has_past = asyncio.Event()
+        """Set once the events from before are in their table."""
+        self._shown: dict[tuple[str, str], Shown] = {}
+        """By source."""
         self._shown_events: deque[int] = deque()
         """Numbers of the events in their table, oldest first."""
+        self._costs: Mapping[Slot, UsdPerHour] = {}
+        self._price_changes = 0
+        """How often the region's price was another. A node's own is its label, so part of its state."""
         self._stays: tuple[PlacementPlan | None, dict[str, str]] = None, {}
         """Of the plan: why replicas stay, by assignment."""
         self.longest_slice_s = 0.0
@@ -126,8 +147,15 @@ class Board:
         else:
             self._watched.clear()
 
+    async def wait_current(self) -> None:
+        """Returns when the rows are those of now. Whoever waits has to count as a reader."""
+        while self._now() - self._looked_at > CURRENT_S:
+            self._looked.clear()
+            await self._looked.wait()
+
     async def run(self) -> None:
         """Until cancelled: follows the region while somebody reads."""
+        await self._has_past.wait()
         while True:
             await self._watched.wait()
             pace = Pace()
@@ -139,71 +167,78 @@ class Board:
         log, shown = self._region.events, self._shown_events
         await self._watched.wait()
         if not shown:
-            past = await log.events_after(0, EVENTS_SHOWN)
-            after = past[0].sequence - 1 if past else 0
-        else:
-            after = shown[-1]
-        async for event in log.follow(after):
-            shown.append(event.sequence)
-            changes: list[RowChange] = [(_event_key(event.sequence), row_text(event_row(views.event_view(event))))]
-            if len(shown) > EVENTS_SHOWN:
-                changes.append((_event_key(shown.popleft()), None))
+            pace, changes = Pace(), list[RowChange]()
+            for event in await log.events_after(0, EVENTS_SHOWN):
+                changes.extend(self._event(event))
+                await pace.breathe()
             self._publish(changes)
+        self._has_past.set()
+        async for event in log.follow(shown[-1] if shown else 0):
+            self._publish(self._event(event))
             await asyncio.sleep(0)
+
+    def _event(self, event: LogEvent) -> list[RowChange]:
+        """The row of one more event, and the oldest as gone where there are enough."""
+        shown = self._shown_events
+        shown.append(event.sequence)
+        changes: list[RowChange] = [(_event_key(event.sequence), row_text(event_row(views.event_view(event))))]
+        if len(shown) > EVENTS_SHOWN:
+            changes.append((_event_key(shown.popleft()), None))
+        return changes
 
     async def look(self, pace: Pace) -> None:
         """One look at everything; publishes what changed."""
-        present: set[RowKey] = set()
+        present: set[tuple[str, str]] = set()
         changes: list[RowChange] = []
+        gone: list[RowChange] = []
         for source in self._sources():
             present.add(source.key)
-            known = self._shown.get(source.key)
-            if known is None or not _is_same(known[0], source.made_of):
-                text = row_text(source.make())
-                if known is None or known[1] != text:
-                    changes.append((source.key, text))
-                self._shown[source.key] = source.made_of, text
+            shown = self._shown.get(source.key)
+            if shown is None or not _is_same(shown.made_of, source.made_of):
+                before, rows = shown.rows if shown is not None else {}, dict[RowKey, str]()
+                for key, row in source.make():
+                    rows[key] = row_text(row)
+                    if before.get(key) != rows[key]:
+                        changes.append((key, rows[key]))
+                    await pace.breathe()
+                gone.extend((key, None) for key in before.keys() - rows.keys())
+                self._shown[source.key] = Shown(source.made_of, rows)
             await pace.breathe()
-        for key in self._shown.keys() - present:
-            del self._shown[key]
-            changes.append((key, None))
+        for name in self._shown.keys() - present:
+            gone.extend((key, None) for key in self._shown.pop(name).rows)
+        changes = gone + changes  # a row may have gone from one source to another
         if changes:
             self._publish(changes)
         await pace.rest()
         self.longest_slice_s = max(self.longest_slice_s, pace.longest_s)
+        self._looked_at = self._now()
+        self._looked.set()
 
     def _sources(self) -> Iterator[Source]:
-        yield Source(("region", self._region.config.name), (object(),), self._describe)
-        yield from self._fleet()
-        yield from self._placements()
+        region = "region", self._region.config.name
+        yield Source(region, (object(),), lambda: ((region, self._describe()),))
+        yield from self._nodes()
         yield from self._workloads()
         yield from self._migrations()
         yield from self._agreements()
         yield from self._members()
-        yield from self._figures()
+        yield self._figures()
 
-    def _fleet(self) -> Iterator[Source]:
+    def _nodes(self) -> Iterator[Source]:
+        """Each with its devices and replicas."""
         controller, fleet = self._region.workloads, self._region.fleet.fleet
         costs = controller.costs
-        for name, state in fleet.nodes.items():
-            desired = controller.desired.get(name)
-            yield Source(("nodes", name), (state, desired), partial(_node, state, desired))
-            for index, device in enumerate(state.node.devices):
-                price = costs.get(Slot(name, device.name), UNPRICED)
-                make = partial(_device, state, desired, price, index)
-                yield Source(("devices", f"{name}/{device.name}"), (state, desired, price), make)
-
-    def _placements(self) -> Iterator[Source]:
-        controller, fleet = self._region.workloads, self._region.fleet.fleet
+        if costs != self._costs:
+            self._price_changes += 1
+        self._costs = costs
         if self._stays[0] is not controller.last_plan:
             self._stays = controller.last_plan, views.stay_reasons(controller.last_plan)
-        for node, desired in tuple(controller.desired.items()):
-            state = fleet.nodes.get(node)
-            for each in desired.assignments:
-                stays = self._stays[1].get(each.id, "")
-                yield Source(
-                    ("placements", each.id), (each, state, stays), partial(_placement, node, each, state, stays)
-                )
+        reasons = self._stays[1]
+        for name in (*fleet.nodes, *(each for each in tuple(controller.desired) if each not in fleet.nodes)):
+            state, desired = fleet.nodes.get(name), controller.desired.get(name)
+            stays = tuple(reasons.get(each.id, "") for each in desired.assignments) if desired is not None else ()
+            make = partial(_node, name, state, desired, costs, stays)
+            yield Source(("node", name), (state, desired, self._price_changes, stays), make)
 
     def _workloads(self) -> Iterator[Source]:
         controller, fleet = self._region.workloads, self._region.fleet.fleet
@@ -221,10 +256,10 @@ class Board:
                 controller.delegations.get(key),
                 controller.routes_to_other_region(key),
             )
-            yield Source(("workloads", str(key)), made_of, partial(self._workload, intent, index))
+            yield _source("workloads", str(key), made_of, partial(self._workload, intent, index))
         for key in views.leaving_workloads(controller, index):
             waits = (tuple(index.waits.get(key, ())),)
-            yield Source(("workloads", str(key)), waits, partial(_leaving, key, index))
+            yield _source("workloads", str(key), waits, partial(_leaving, key, index))
 
     def _workload(self, intent: Intent, index: views.WorkloadIndex) -> Row:
         return workload_row(views.workload_view(self._region.workloads, intent, index))
@@ -235,13 +270,13 @@ class Board:
         for move in moves[-MOVES_SHOWN:]:
             made_of = (move,) if move.is_over else (object(),)
             make = partial(migration_view, region.workloads, region.fleet.fleet, move, now, wall)
-            yield Source(("migrations", move.id), made_of, partial(_plain, make))
+            yield _source("migrations", move.id, made_of, partial(_plain, make))
 
-    def _figures(self) -> Iterator[Source]:
+    def _figures(self) -> Source:
         """The newest values of the timeline, of the region (under an empty key) and of each workload."""
         kept = self._region.timeline
-        for key in (timeline.REGION, *(str(intent.key) for intent in self._region.workloads.intents)):
-            yield Source(("figures", key), (kept.revision,), partial(_figures, kept.timeline, key))
+        keys = tuple(intent.key for intent in self._region.workloads.intents)
+        return Source(("figures", ""), (kept.revision, keys), partial(_figures, kept.timeline, keys))
 
     def _agreements(self) -> Iterator[Source]:
         region = self._region
@@ -249,35 +284,45 @@ class Board:
         bids = tuple(region.delegate.states.values()) if region.delegate is not None else ()
         report = partial(service_report, region.fleet.fleet)
         for view in views.agreement_views(trades, bids, region.clock.now(), report):
-            yield Source(("agreements", f"{view.side}/{view.agreement}"), (object(),), partial(plain, view))
+            yield _source("agreements", f"{view.side}/{view.agreement}", (object(),), partial(plain, view))
 
     def _members(self) -> Iterator[Source]:
         membership = self.membership
         if membership is None or membership.current is None:
             return
         for member in views.federation_view(membership).members:
-            yield Source(("regions", member.region), (object(),), partial(plain, member))
+            yield _source("regions", member.region, (object(),), partial(plain, member))
+
+
+def _source(table: str, name: str, made_of: tuple[object, ...], make: Callable[[], Row]) -> Source:
+    """Of one row."""
+    key = table, name
+    return Source(key, made_of, lambda: ((key, make()),))
 
 
 def _event_key(sequence: int) -> RowKey:
     return "events", f"{sequence:012}"
 
 
-def _node(state: NodeState, desired: DesiredSet | None) -> Row:
-    return node_row(views.node_view(state, desired, None))
+def _node(
+    name: str,
+    state: NodeState | None,
+    desired: DesiredSet | None,
+    costs: Mapping[Slot, UsdPerHour],
+    stays: tuple[str, ...],
+) -> Iterator[tuple[RowKey, Row]]:
+    """state: None for a node that has gone, while replicas of it are still wanted. stays: why each replica stays."""
+    if state is not None:
+        yield ("nodes", name), node_row(views.node_view(state, desired, None))
+        for view in views.device_views(state, desired, costs):
+            yield ("devices", f"{name}/{view.device.name}"), device_row(view)
+    for one, why in zip(desired.assignments if desired is not None else (), stays, strict=True):
+        yield ("placements", one.id), placement_row(views.placement_view(name, one, state, stays=why))
 
 
-def _device(state: NodeState, desired: DesiredSet | None, price: UsdPerHour, index: int) -> Row:
-    costs = {Slot(state.name, state.node.devices[index].name): price}
-    return device_row(list(views.device_views(state, desired, costs))[index])
-
-
-def _placement(node: str, one: Assignment, state: NodeState | None, stays: str) -> Row:
-    return placement_row(views.placement_view(node, one, state, stays=stays))
-
-
-def _figures(kept: timeline.Timeline, key: str) -> Row:
-    return figures_row(key, kept.newest(key, FIGURES_SHOWN))
+def _figures(kept: timeline.Timeline, keys: tuple[WorkloadKey, ...]) -> Iterator[tuple[RowKey, Row]]:
+    for subject in (timeline.REGION, *map(str, keys)):
+        yield ("figures", subject), figures_row(subject, kept.newest(subject, FIGURES_SHOWN))
 
 
 def _leaving(key: WorkloadKey, index: views.WorkloadIndex) -> Row:

@@ -142,6 +142,9 @@ class Dashboard:
     def set_readers(self, count: int) -> None:
         self.board.set_readers(count)
 
+    async def wait_current(self) -> None:
+        await self.board.wait_current()
+
     def _describe(self) -> Row:
         region = self._region
         signals = views.signal_views(region.signals.current(), region.signals.refusals, region.clock.wall())

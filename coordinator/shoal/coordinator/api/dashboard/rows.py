@@ -22,6 +22,7 @@ MEMORY_STEP: Final = Bytes(16 * 2**20)
 """Free memory is shown in steps of this size."""
 TEXT_MOST: Final = 400
 """Characters of a reason or a message; the whole of it is on the page of its subject."""
+_REQUESTS_AT: Final = timeline.FIGURES.index(Figure.REQUESTS)
 
 
 def row_text(row: Row) -> str:
@@ -148,12 +149,12 @@ def placement_row(view: operator_pb2.PlacementView) -> Row:
 
 
 def figures_row(subject: str, steps: Sequence[timeline.Values]) -> Row:
-    """The newest value of each figure, and the last minutes of requests and latency as lists; null where unknown."""
+    """The newest value of each figure, and requests of the last minutes as a list with null where unknown."""
     newest = dict(zip(timeline.FIGURES, steps[-1] if steps else timeline.UNKNOWN, strict=True))
     row: Row = {"subject": subject, **{figure: _digits(value) for figure, value in newest.items()}}
-    for figure in (Figure.REQUESTS, Figure.LATENCY):
-        at = timeline.FIGURES.index(figure)
-        row[f"past_{figure}"] = [_digits(each[at]) for each in steps]
+    past = [_digits(each[_REQUESTS_AT]) for each in steps]
+    if any(value is not None for value in past):
+        row[f"past_{Figure.REQUESTS}"] = past
     return {name: value for name, value in row.items() if value is not None}
 
 

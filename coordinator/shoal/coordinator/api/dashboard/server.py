@@ -44,7 +44,7 @@ LIVE_S: Final = 3600.0
 BEAT_S: Final = 10.0
 """A live connection without news carries a comment this often, and its caller is checked again at least as often."""
 CHECK_S: Final = 1.0
-GATHER_S: Final = 0.05
+GATHER_S: Final = 0.02
 """Changes within this time travel together."""
 BATCH_BYTES: Final = 64 * 2**10
 LOGIN_BYTES: Final = 1024
@@ -94,6 +94,10 @@ class Access(Protocol):
     async def on_refusal(self, actor: str, refusal: Refusal) -> None: ...
     def set_readers(self, count: int) -> None:
         """How many live connections there are now. Called on the coordinator's loop."""
+        ...
+
+    async def wait_current(self) -> None:
+        """Returns once the rows that were published are those of now, for who counts as a reader."""
         ...
 
 
@@ -285,6 +289,8 @@ class DashboardServer:
         self._live[caller.uri] = open_count + 1
         self._tell_readers()
         try:
+            # A page that says `live` shows what is so now: never nothing, nor what was so when somebody last looked.
+            await self._ask(self._access.wait_current)
             await self._stream(exchange, tables)
         finally:
             self._live[caller.uri] -= 1
