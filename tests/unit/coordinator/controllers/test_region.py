@@ -429,7 +429,7 @@ async def test_a_deleted_workload_is_drained_and_goes(world: RegionFixture) -> N
 
 
 async def test_a_refused_model_leaves_nothing(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def deny_inspection(path: str, digest: str) -> None:
+    async def deny_inspection(path: str, digest: str, shapes: object) -> None:
         raise ShoalError(Refusal(Code.MODEL_INVALID))
 
     monkeypatch.setattr(world.models, "inspect", deny_inspection)
