@@ -69,7 +69,7 @@ class SpareWorker:
             self.ensure()
             return
         self._is_waiting_for_room = True
-        self.replenish_after(RETRY_S)
+        self._tasks.spawn(self._look_for_room_later())
 
     def ensure(self) -> None:
         """Start a spare if there is none, for a load that waits for it. If that fails, it is tried again later."""
@@ -150,6 +150,10 @@ class SpareWorker:
 
     async def _replenish_later(self, delay_s: Seconds) -> None:
         await self._clock.sleep(delay_s)
+        self.replenish()
+
+    async def _look_for_room_later(self) -> None:
+        await self._clock.sleep(RETRY_S)
         self._is_waiting_for_room = False
         self.replenish()
 

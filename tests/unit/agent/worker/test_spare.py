@@ -80,3 +80,39 @@ async def test_none_is_kept_where_memory_is_short_and_a_load_still_gets_one() ->
     clock.passes.set()
     await until(lambda: spare.is_ready, 10.0, "a spare once there is room")
     assert len(started) == 2
+
+
+class SteppedClock(ManualClock):
+    """Those who sleep go on together, when it is let go once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleepers: list[asyncio.Future[None]] = []
+
+    async def sleep(self, seconds: Seconds) -> None:
+        self.sleepers.append(asyncio.get_running_loop().create_future())
+        await self.sleepers[-1]
+
+    async def step(self) -> None:
+        sleepers, self.sleepers = self.sleepers, []
+        for each in sleepers:
+            each.set_result(None)
+        await until(lambda: bool(self.sleepers), 10.0, "somebody to sleep again")
+
+
+async def test_one_look_for_room_waits_however_often_a_spare_was_wanted() -> None:
+    clock = SteppedClock()
+
+    async def connect(process: WorkerProcess) -> None: ...
+
+    def spawn() -> WorkerProcess:
+        raise AssertionError("there is no room")
+
+    spare = SpareWorker(spawn, connect, lambda _: True, clock, BackgroundTasks(), has_room=lambda: False)
+    spare.replenish()
+    for _ in range(5):
+        spare.replenish_after(Seconds(15.0))
+    await until(lambda: len(clock.sleepers) == 6, 10.0, "all to sleep")
+    for _ in range(3):
+        await clock.step()
+        assert len(clock.sleepers) == 1, "what looks for room, and no more"
