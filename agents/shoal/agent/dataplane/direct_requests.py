@@ -405,8 +405,6 @@ class DirectRequest:
         self._on_end = None  # it refers to the call, and the call to this
         self._at.after_call()
         owner.router.leave(flight)
-        if self._has_turn:
-            owner.dispatcher.turns.leave(flight)
         seconds = owner.outcomes.record(flight, code)
         if self._gate is not None:
             self._gate.leave(seconds)
@@ -414,3 +412,5 @@ class DirectRequest:
             flight.request = b""  # its caller may read the answer slowly, and this object lives as long
         if on_end is not None and (answer is not None or error is not None):
             on_end(answer, error)
+        if self._has_turn:  # last: others go on in it
+            owner.dispatcher.turns.leave(flight)

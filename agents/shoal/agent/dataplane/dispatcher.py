@@ -22,7 +22,7 @@ from shoal.agent.dataplane.in_flight import InFlightRequest, RequestFactory
 from shoal.agent.dataplane.metering import RequestMeter
 from shoal.agent.dataplane.session_affinity import SessionAffinity, SessionSearch, local_endpoint
 from shoal.agent.dataplane.sessions import FrontSessions
-from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused, drop_tracebacks
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.dataplane.wakes import Wakes
@@ -126,8 +126,9 @@ class RequestDispatcher:
             try:
                 return await self._attempt_guarded(picked, flight, flight.request)
             except AttemptFailed as error:
-                failure = error
                 self._decide_retry(attempts, picked, error)
+                drop_tracebacks(error)  # its frames hold the request, and this one would hold it
+                failure = error
 
     def _decide_retry(self, attempts: RequestAttempts, picked: Endpoint, error: AttemptFailed) -> None:
         """Return where another replica may be tried. Raises `error`, or ShoalError(REQUEST_CRASHED_WORKER)."""
