@@ -76,7 +76,10 @@ def _front(words: Sequence[str]) -> int:
     from shoal.agent.telemetry.log import FOLDER
     from shoal.host import logs
 
-    given = dict(zip(words[::2], words[1::2], strict=True))
+    given = dict(zip(words[::2], words[1::2], strict=False))
+    if len(words) != 2 * len(given) or "--config" not in given or not given.keys() <= {"--config", "--journal"}:
+        print("shoal-agent front is what `shoal-agent run` starts: --config PATH [--journal PATH]", file=sys.stderr)
+        return 2
     config, journal = Path(given["--config"]), given.get("--journal")
     # `config` lies in `run/` of the state directory.
     logs.configure(process="front", log_file=config.parent.parent / FOLDER / "front.log")
