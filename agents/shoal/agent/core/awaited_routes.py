@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.identity import NAME_PATTERN
 from shoal.types.route import Route
@@ -64,7 +65,12 @@ class AwaitedRoutes:
 
     def may_exist(self, key: WorkloadKey) -> bool:
         """Whether the region may have routes of a workload that this front has none of."""
-        return self._is_on_demand and key not in self._unknown and all(map(NAME_PATTERN.fullmatch, key))
+        return (
+            self._is_on_demand
+            and key not in self._unknown
+            and key.tenant != GUEST_TENANT
+            and all(map(NAME_PATTERN.fullmatch, key))
+        )
 
     def ask(self, key: WorkloadKey, now: Elapsed) -> Refusal | None:
         """Ask the region for the routes of a workload that may exist; None, or why the caller may not."""
@@ -74,7 +80,8 @@ class AwaitedRoutes:
             if self._names[key.tenant] >= NAMES_PER_TENANT or len(self._asked) + len(self._unknown) >= NAMES:
                 return Refusal(
                     Code.OVERLOADED,
-                    f"{self._names[key.tenant]} workloads that this front has no routes of",
+                    f"{self._names[key.tenant]} workloads of the tenant that this front has no routes of, "
+                    f"and {len(self._asked) + len(self._unknown)} of all",
                     f"at most {NAMES_PER_TENANT} of one tenant, and {NAMES} of all",
                     "ask for workloads that exist, and retry later",
                 )

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from shoal.agent.core.awaited_routes import NAMES
 from shoal.agent.core.partition import Linked, LinkState
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import MAX_SUBSCRIPTIONS, DesiredSet, Ingress, Subscriptions
@@ -60,14 +61,18 @@ def follow(
 ) -> Subscribed:
     """The subscriptions now; the same value where nothing changed. asked: by clients since the last call.
 
-    A node whose set lists all routes has what it needs, and changes nothing.
+    A node whose set lists all routes gives none up and asks for none; it only follows what is used, so that it knows
+    what to subscribe to when its region has routes on demand again.
     """
-    if desired is None or not desired.routes_on_demand:
+    if desired is None:
         return held
-    found = dict(held)
-    is_linked = isinstance(link_state, Linked)
     unknown = {route.workload for route in desired.routes if route.is_unknown}
     known = {route.workload for route in desired.routes} - unknown
+    if not desired.routes_on_demand:
+        used = {key: Subscription(now) for key in asked if key in known and _may_enter(desired, key)}
+        return _within_bounds({**held, **used}, known, unknown) if used else held
+    found = dict(held)
+    is_linked = isinstance(link_state, Linked)
     for key in asked:
         if _may_enter(desired, key) and (is_linked or key in known):
             found[key] = replace(found.get(key, Subscription(now)), used_at=now)
@@ -78,11 +83,21 @@ def follow(
         found[key] = replace(found[key], unknown_since=None)
     if is_linked:
         found = {key: each for key, each in found.items() if not _is_over(each, now)}
-    if len(found) > MAX_SUBSCRIPTIONS:
-        # Whatever is asked for that does not exist, it pushes out nothing that does.
-        newest = sorted(found, key=lambda key: (key not in known, -found[key].used_at, key))[:MAX_SUBSCRIPTIONS]
-        found = {key: found[key] for key in newest}
+    found = _within_bounds(found, known, unknown)
     return held if found == held else found
+
+
+def _within_bounds(
+    found: dict[WorkloadKey, Subscription], known: set[WorkloadKey], unknown: set[WorkloadKey]
+) -> dict[WorkloadKey, Subscription]:
+    """At most MAX_SUBSCRIPTIONS: those used last. Places are kept for what the region has not answered yet, as many as
+    a front may ask for; beyond these, whatever does not exist pushes out nothing that does."""
+    if len(found) <= MAX_SUBSCRIPTIONS:
+        return found
+    newest = sorted(found, key=lambda key: (-found[key].used_at, key))
+    kept = [key for key in newest if key in known][: MAX_SUBSCRIPTIONS - NAMES]
+    rest = sorted(found.keys() - set(kept), key=lambda key: (key in unknown, key in known, -found[key].used_at, key))
+    return {key: found[key] for key in (*kept, *rest[: MAX_SUBSCRIPTIONS - len(kept)])}
 
 
 def _may_enter(desired: DesiredSet, key: WorkloadKey) -> bool:

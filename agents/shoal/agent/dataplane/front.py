@@ -337,7 +337,7 @@ class DataPlane:
         try:
             asked = reading.parse_request(request)
             self._callers.consume_forward(call, caller)
-            call = await self._wait_for_routes(call, caller, asked.model)
+            call = await self._wait_for_routes(call, caller, asked.model, asked.timeout_s)
             route = self._route(caller, asked.model, asked.version)
             if route.stateful and not asked.session:
                 raise _no_sequence()
@@ -380,9 +380,11 @@ class DataPlane:
         """Why a certificate of this serial is refused; None if it is not."""
         return self._callers.check_revoked(serial)
 
-    async def _wait_for_routes(self, call: InboundCall, caller: Caller, name: str) -> InboundCall:
+    async def _wait_for_routes(
+        self, call: InboundCall, caller: Caller, name: str, timeout_s: Seconds | None = None
+    ) -> InboundCall:
         """Wait until the front knows whether there is a route for a client's request. The call, with the time that is
-        left. Raises as `RouteWaits.wait`."""
+        left of its own and of `timeout_s`, which the request names. Raises as `RouteWaits.wait`."""
         key = WorkloadKey(caller.tenant, name)
         if (
             caller.hop
@@ -391,7 +393,8 @@ class DataPlane:
             or not self._callers.may_enter(caller.tenant)
         ):
             return call
-        began, left_s = self._clock.now(), call.remaining_s
+        began = self._clock.now()
+        left_s = min((left for left in (call.remaining_s, timeout_s) if left is not None), default=None)
         await self._route_waits.wait(key, Seconds(self._settings.timeout_s) if left_s is None else left_s)
         if left_s is None:
             return call

@@ -457,11 +457,11 @@ class GrpcMethods:
         return self._authorities.identity(certificate)
 
     async def _model_ready(self, call: InboundCall, request: oip.ModelReadyRequest) -> oip.ModelReadyResponse:
-        """False for an unknown model, as in Triton."""
+        """False for an unknown model, as in Triton, and for one that the region does not say anything about."""
         try:
             return oip.ModelReadyResponse(ready=await self._service.model_ready(call, request.name, request.version))
         except ShoalError as error:
-            if error.code is not Code.MODEL_NOT_FOUND:
+            if error.code not in (Code.MODEL_NOT_FOUND, Code.MODEL_NOT_READY):
                 raise
             return oip.ModelReadyResponse(ready=False)
 

@@ -247,7 +247,7 @@ class RestMethods:
         try:
             return _ready({"name": name}, await self._service.model_ready(request.call, name, _version(request)))
         except ShoalError as error:
-            if error.code is not Code.MODEL_NOT_FOUND:
+            if error.code not in (Code.MODEL_NOT_FOUND, Code.MODEL_NOT_READY):
                 raise
             refused = refusal_response(error.refusal)
             return replace(refused, body=_dump({"name": name, "ready": False, **json.loads(refused.body)}))

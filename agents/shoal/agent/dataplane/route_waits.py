@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from shoal.agent.core.awaited_routes import AwaitedRoutes, no_answer
+from shoal.agent.dataplane.transport import CallRefused
 from shoal.agent.ports import AgentClock
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.codes import ShoalError
 from shoal.types.route import Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
+
+RETRY_S: Final = Seconds(1.0)
+"""After which a caller may come again, as with every refusal of a front that has too much to do."""
 
 
 class RouteWaits:
@@ -37,7 +41,7 @@ class RouteWaits:
         caller's deadline. While the region does not answer, only those wait who came first, so that waiting calls keep
         out no others.
 
-        Raises ShoalError(OVERLOADED | MODEL_NOT_READY).
+        Raises CallRefused(OVERLOADED | MODEL_NOT_READY).
         """
         now, is_new = self._clock.now(), self._awaited.is_answered(key)
         if not self._awaited.may_exist(key):
@@ -45,11 +49,11 @@ class RouteWaits:
             return
         refusal = self._awaited.ask(key, now)
         if refusal is not None:
-            raise ShoalError(refusal)
+            raise CallRefused(refusal, RETRY_S)
         if is_new:
             self._on_ask()
         until = min(now + within_s, self._awaited.due_at(key))
         while not self._awaited.is_answered(key):
             left = until - self._clock.now()
             if left <= 0 or not await wait_or_timeout(self._change, left):
-                raise ShoalError(no_answer(key))
+                raise CallRefused(no_answer(key), RETRY_S)

@@ -308,7 +308,8 @@ class Supervisor:
         while True:
             if await self._monitor.sample():
                 self._replicas.unload_unused()
-            self._subscriptions.follow(self._monitor.front_stats, self._desired, self._link_state)
+            if self._node.role is Role.AGENT:
+                self._subscriptions.follow(self._monitor.front_stats, self._desired, self._link_state)
             pause = self._heartbeat_s() if self._monitor.front_stats.ready else Seconds(self._settings.poll_s)
             apart = Seconds(min(pause, ASKS_APART_S))
             await self._clock.sleep(apart)

@@ -99,6 +99,25 @@ def test_a_node_that_gets_all_routes_changes_nothing_and_as_many_as_fit_are_kept
     assert set(held) == many
 
 
+def test_who_uses_as_many_as_may_be_still_gets_one_more() -> None:
+    many = [WorkloadKey("shop", f"w{at}") for at in range(MAX_SUBSCRIPTIONS)]
+    told = desired_set(*map(good_route, many))
+    held = follow({}, many, told, Linked(), START)
+    assert len(held) == MAX_SUBSCRIPTIONS
+    found = follow(held, {OCR}, told, Linked(), after(1))
+    assert len(found) == MAX_SUBSCRIPTIONS
+    assert OCR in found, "the region has not answered, and is asked"
+    assert set(follow(found, {OCR}, desired_set(good_route(OCR), *map(good_route, many)), Linked(), after(2))) >= {OCR}
+
+
+def test_what_was_used_while_all_routes_were_listed_is_kept_when_they_come_on_demand() -> None:
+    whole = desired_set(good_route(OCR), good_route(ASR), on_demand=False)
+    late = after(2 * UNUSED_S)
+    used = follow(resume(whole, START), {OCR, NONE}, whole, Linked(), late)
+    assert set(used) == {OCR, ASR}
+    assert set(follow(used, set(), desired_set(good_route(OCR), good_route(ASR)), Linked(), late)) == {OCR}
+
+
 def test_use_is_read_from_the_fronts_counters() -> None:
     def ingress(key: WorkloadKey, requests: int) -> Ingress:
         return Ingress(key, "n", requests, 0, 0, 0, 0)

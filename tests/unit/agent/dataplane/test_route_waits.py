@@ -13,7 +13,7 @@ from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
-from shoal.agent.dataplane.transport import InboundCall
+from shoal.agent.dataplane.transport import CallRefused, InboundCall
 from shoal.agent.dataplane.upstream import CallContext, PeerClients, WorkerClients
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Forwarding
@@ -58,9 +58,13 @@ class EntryFront(NoPeers):
         who = Identity("west", Role.TENANT, tenant, Wall(0.0), Wall(2.0), "1")
         return InboundCall(who, remaining_s=None if remaining_s is None else Seconds(remaining_s))
 
-    async def ask(self, name: str = "reader", tenant: str = "acme", remaining_s: float | None = None) -> bytes:
-        request = oip.ModelInferRequest(model_name=name, id="r-1").SerializeToString()
-        return await self.plane.infer(self.call(tenant, remaining_s), request)
+    async def ask(
+        self, name: str = "reader", tenant: str = "acme", remaining_s: float | None = None, timeout_us: int = 0
+    ) -> bytes:
+        request = oip.ModelInferRequest(model_name=name, id="r-1")
+        if timeout_us:
+            request.parameters["timeout"].int64_param = timeout_us
+        return await self.plane.infer(self.call(tenant, remaining_s), request.SerializeToString())
 
     async def code_of(self, name: str = "reader", tenant: str = "acme", remaining_s: float | None = None) -> Code:
         with pytest.raises(ShoalError) as caught:
@@ -125,3 +129,12 @@ async def test_a_caller_who_makes_names_up_is_refused_beyond_its_share() -> None
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_the_timeout_that_a_request_names_ends_its_wait_for_a_route_too() -> None:
+    front = EntryFront()
+    async with asyncio.timeout(4.0):  # a wait without it takes five seconds
+        with pytest.raises(CallRefused) as caught:
+            await front.ask(timeout_us=50_000)
+    assert caught.value.code is Code.MODEL_NOT_READY
+    assert caught.value.retry_after_s, "so that clients come again"
