@@ -159,9 +159,15 @@ def test_an_apply_waits_for_its_own_workloads_alone(capsys: pytest.CaptureFixtur
 
 
 def test_a_policy_alone_is_waited_for_by_those_that_it_changes() -> None:
-    reply = plan_of(("other", "quick"), ("reader", "mild"), changed="mild")
-    assert workloads_to_await(reply, []) == [("default", "reader")]
-    assert workloads_to_await(plan_of(("reader", "mild")), []) == []
+    """Whether or not the apply was planned: a large one is not."""
+    standing = [
+        operator_pb2.WorkloadView(workload=nouns_pb2.WorkloadKey(tenant="default", name=name), policy=policy)
+        for name, policy in (("other", "quick"), ("reader", "mild"))
+    ]
+    for planned in ((("other", "quick"), ("reader", "mild")), ()):
+        reply = plan_of(*planned, changed="mild")
+        assert workloads_to_await(reply, [], lambda: standing) == [("default", "reader")]
+    assert workloads_to_await(plan_of(("reader", "mild")), [], lambda: standing) == []
 
 
 def test_an_apply_says_what_it_waits_for_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:

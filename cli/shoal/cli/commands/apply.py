@@ -113,19 +113,23 @@ def report_apply(
     if output == "table" and reply.revision:
         line(f"applied, revision {reply.revision}")
     if wait:
-        asked = workloads_to_await(reply, workloads)
+        asked = workloads_to_await(reply, workloads, lambda: api.poll("workloads").workloads)
         with status_progress(progress(output)) as say:
             wait_ready(api, asked, timeout_s, reply.plan.computed_at, say)
         progress(output)("ready")
 
 
-def workloads_to_await(reply: operator_pb2.ApplyReply, workloads: Iterable[Key]) -> list[Key]:
-    """Workloads that an apply waits for: its own, and those that name a policy that it changed."""
+def workloads_to_await(
+    reply: operator_pb2.ApplyReply,
+    workloads: Iterable[Key],
+    all_workloads: Callable[[], Iterable[operator_pb2.WorkloadView]],
+) -> list[Key]:
+    """Workloads that an apply waits for: its own, and those that name a policy that it changed. all_workloads: of the
+    region, as they are now."""
     policies = {change.name for change in reply.plan.documents if change.kind == "Policy"}
-    users = [
-        (plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads if plan.policy in policies
-    ]  # fmt: skip
-    return list(dict.fromkeys((*workloads, *users)))
+    # Not from the plan, which a large apply does not make.
+    users = [each.workload for each in all_workloads() if each.policy in policies] if policies else []
+    return list(dict.fromkeys((*workloads, *((each.tenant, each.name) for each in users))))
 
 
 def wait_ready(

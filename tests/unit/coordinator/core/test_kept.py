@@ -257,6 +257,33 @@ def test_a_large_apply_is_taken_up_by_several_steps_those_of_highest_rank_first(
     region.run(20)  # and `CoreRegion.step` compares it with a decision about everything
 
 
+def test_steps_of_a_large_apply_take_up_as_many_as_they_decide_about_anyway() -> None:
+    """So that workloads which take long to load are not decided about again in hundreds of steps."""
+    region = region_of(NODES)
+    region.run(5)
+    region.intents = tuple(intent(f"w{at:03}", tenant="shop") for at in range(200))
+    now, wall, steps = Elapsed(region.now), Wall(START + region.now), 0
+    while not steps or region.kept.has_late:
+        world = region.world()
+        found = decide(world, NO_MIGRATIONS, now, wall, region.kept, most_new=3)
+        region.kept.adopt(world, NO_MIGRATIONS, found, now)
+        region.desired, region.memory, steps = {**region.desired, **found.desired}, found.memory, steps + 1
+    assert steps <= 9, "each twice as many as the one before"
+
+
+def test_a_plan_has_what_steps_left_to_later_ones() -> None:
+    region = region_of(NODES)
+    region.run(5)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(8))
+    now, wall, world = Elapsed(region.now), Wall(START + region.now), region.world()
+    found = decide(world, NO_MIGRATIONS, now, wall, region.kept, most_new=3)
+    region.kept.adopt(world, NO_MIGRATIONS, found, now)
+    region.desired, region.memory = {**region.desired, **found.desired}, found.memory
+    assert region.kept.has_late
+    asked = next_placement(region.world(), NO_MIGRATIONS, now, wall, region.kept)
+    assert {each.key for each in asked.inputs.intents} == {each.key for each in region.intents}
+
+
 def test_a_plan_of_what_changed_changes_nothing_that_is_kept() -> None:
     region = region_of(NODES)
     region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(8))

@@ -1,6 +1,8 @@
 """Placement: each reason, each choice, and the laws that hold for every region."""
 
+import inspect
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -379,6 +381,22 @@ def test_priority_is_served_first() -> None:
     assert plan.workloads[1].refusal is not None
     assert plan.workloads[1].refusal.code is Code.OUTRANKED
     assert only(place(inputs(fleet, low))).placed == 1
+
+
+def test_as_many_priorities_as_workloads_are_decided_without_a_deep_stack() -> None:
+    """What was free before any of them is asked for by the last alone."""
+    many = [intent(f"w{at}", priority=1000 - at) for at in range(300)]
+    (one,) = only(place(inputs(fleet_of(node("a")), many[0]))).targets
+    fleet = fleet_of(node("a", device(memory=280 * one.memory_bytes)))
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack()) + 180)
+        plan = place(inputs(fleet, *many))
+    finally:
+        sys.setrecursionlimit(limit)
+    placed = sum(each.placed for each in plan.workloads)
+    assert 200 < placed < 300
+    assert {each.refusal.code for each in plan.workloads[placed:] if each.refusal} == {Code.OUTRANKED}
 
 
 def test_quota() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
@@ -110,6 +111,10 @@ def _current_replicas(scope: Scope, intents: Sequence[Intent]) -> dict[WorkloadK
     }
 
 
+MOST_NESTED: Final = 64
+"""A baseline asks that of the priority before; every so many one is worked out, so that nobody asks through more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What was decided so far."""
@@ -122,6 +127,8 @@ class Decided:
     baseline: Callable[[], Allocations]
     # What the quotas let the workloads that follow keep.
     caps: QuotaCaps
+    # Number of priorities that were decided.
+    depth: int = 0
 
 
 class _PriorityGroup:
@@ -208,7 +215,10 @@ class _PriorityGroup:
                 # ones can tell OUTRANKED from a real shortage.
                 allocations = after if plan.targets else after.with_reservations(own)
                 baseline.take_out(partial(_without, scope, intent, replicas, own))
-        return Decided(tuple(plans), allocations, partial(baseline.at, len(baseline)), caps)
+        depth = self._before.depth + 1
+        if depth % MOST_NESTED == 0:
+            baseline.at(len(baseline))
+        return Decided(tuple(plans), allocations, partial(baseline.at, len(baseline)), caps, depth)
 
     def _at_first(self, baseline: Baseline, intent: Intent, own: Sequence[Reservation]) -> Callable[[], Allocations]:
         """What is left of a baseline now, for this workload."""

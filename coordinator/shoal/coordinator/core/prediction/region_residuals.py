@@ -33,7 +33,8 @@ _MOST_REMEMBERED: Final = 4096
 _MOST_LAWS: Final = 256
 """Laws kept: of memory one for each provider, and of seconds one for each device class."""
 _UNSEEN: Final[Mapping[str, Any]] = {
-    "log_ratio": 0.0, "sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "log_tail": 0.0, "tail_runs": 0
+    "log_ratio": 0.0, "sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
+    "log_tail": 0.0, "tail_runs": 0,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -83,11 +84,11 @@ class RegionResiduals:
         work_s = law.estimate(sizes)
         return LoadEstimate(memory.estimate(sizes, never_under=True), wait.stretch(work_s), work_s)
 
-    def _seconds_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
+    def _work_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
         """What loads on the class take of a processor where that is known, otherwise by the clock; and their waits."""
         same = [each for each in self._loads if each.device_class == device_class and 0 < each.load_s < math.inf]
         seen = [(each, each.load_cpu_s if 0 < each.load_cpu_s <= each.load_s else each.load_s) for each in same]
-        law = seconds_law(_seen((each.sizes, work_s) for each, work_s in seen))
+        law = _seconds_law(_seen((each.sizes, work_s) for each, work_s in seen))
         return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
     def _laws_of(self, device_class: DeviceClass) -> tuple[LoadLaw | None, tuple[LoadLaw, LoadWait] | None]:
@@ -95,9 +96,9 @@ class RegionResiduals:
         provider = device_class.provider
         if provider not in self._memory_laws:
             same = [each for each in self._loads if each.device_class.provider == provider]
-            self._memory_laws[provider] = memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
+            self._memory_laws[provider] = _memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
         if device_class not in self._seconds_laws:
-            self._seconds_laws[device_class] = self._seconds_law(device_class)
+            self._seconds_laws[device_class] = self._work_law(device_class)
         return self._memory_laws[provider], self._seconds_laws[device_class]
 
     def correction(self, model: str, device_class: DeviceClass, mix: tuple[float, ...]) -> Correction | None:
@@ -140,13 +141,14 @@ class _Errors:
     def correction(self, asked: Residual) -> Correction | None:
         if self._is_empty:
             return None
-        if asked not in self._found:
+        known = self._found.get(asked)  # plans ask from another thread than steps
+        if known is None:
             if len(self._found) >= _MOST_REMEMBERED:
                 self._found.clear()
             low, mid, high = (math.exp(each) for each in self._ratios.estimate(asked))
             tails = tail_ratios(self._tails.estimate(asked))
-            self._found[asked] = Correction(low, mid, high, self._ratios.basis(asked), tails)
-        return self._found[asked]
+            known = self._found[asked] = Correction(low, mid, high, self._ratios.basis(asked), tails)
+        return known
 
 
 def _median(values: Iterable[float]) -> float:

@@ -197,12 +197,11 @@ class KeptDecisions:
         return self._part
 
     def preview(self, world: RegionState, migrations: MigrationEffects) -> Preview | None:
-        """What `open` would find, and nothing that is kept changes. None: everything would have to be decided, or a
-        step is under way."""
-        if self.columns.refuted or not self._is_usable(world, migrations):
+        """What `open` would find, and nothing that is kept changes. None: everything would have to be decided, a step
+        is under way, or steps have left workloads to later ones, which a plan has as all others."""
+        if self._late or self.columns.refuted or not self._is_usable(world, migrations):
             return None
         new, gone = difference(self._seen, world.intents)
-        new = [each for each in new if id(each) not in self._late]
         before, nodes = self._states, world.fleet.nodes
         names: Iterable[str] = world.changed_nodes if world.changed_nodes is not None else {*nodes, *before}
         changed = {name for name in names if before.get(name) is not nodes.get(name)}
@@ -316,7 +315,7 @@ class KeptDecisions:
         self._forget()
         self._shared, self._profiles, self._states = _shared_inputs(world), world.profiles, world.fleet.nodes
         self._residuals = world.memory.residuals
-        self._take_intents(world.intents, None)
+        self._take_intents(world, None)
         desired = {node: world.desired.get(node, NO_CONTENT).assignments for node in sorted(world.fleet.nodes)}
         for node, assignments in desired.items():
             self._count_holders(node, (), assignments)
@@ -326,7 +325,7 @@ class KeptDecisions:
 
     def _open_part(self, world: RegionState, migrations: MigrationEffects, most_new: int | None) -> StepPart:
         before_s = self.heartbeat_s
-        replaced, come_and_gone = self._take_intents(world.intents, most_new)
+        replaced, come_and_gone = self._take_intents(world, most_new)
         changed, is_regrouped = self._take_nodes(world)
         for key in self._to_decide(world, migrations, replaced, changed, self._intents.get) - self._loose:
             self._loosen(key)
@@ -360,10 +359,11 @@ class KeptDecisions:
                 self._settled[key] = self._settled.pop(key)
         return found
 
-    def _take_intents(self, intents: tuple[Intent, ...], most: int | None) -> tuple[set[WorkloadKey], set[WorkloadKey]]:
+    def _take_intents(self, world: RegionState, most: int | None) -> tuple[set[WorkloadKey], set[WorkloadKey]]:
         """Workloads with other documents than before, and those of them that came or went. most: of those that came."""
+        intents = world.intents
         new, gone = difference(self._seen, intents)
-        late = self._defer(new, gone, most)
+        late = self._defer(new, gone, most, world.quotas)
         if late:
             new = [each for each in new if id(each) not in late]
             intents = tuple(each for each in intents if id(each) not in late)
@@ -383,10 +383,16 @@ class KeptDecisions:
             self._loosen(each.key)
         return {each.key for each in (*new, *gone)}, {each.key for each in new} ^ {each.key for each in gone}
 
-    def _defer(self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None) -> dict[int, Intent]:
+    def _defer(
+        self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None, quotas: Mapping[str, object]
+    ) -> dict[int, Intent]:
         """Those that wait for a later step, by identity: the last of the new workloads by rank."""
         if most is None or len(new) <= most:
             return {}
+        # As many as are decided about again anyway: so the steps of a large apply grow, and together decide about each
+        # workload a few times.
+        tenants = {each.key.tenant for each in new} & quotas.keys()
+        most = max(most, len(self._loose) + sum(len(self._of_tenant.get(tenant, ())) for tenant in tenants))
         known = {each.key for each in gone}
         came = sorted((each for each in new if each.key not in known), key=rank_of)
         return {id(each): each for each in came[most:]}

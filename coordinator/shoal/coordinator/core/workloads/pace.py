@@ -1,4 +1,7 @@
-"""How many new workloads a step takes up, so that the region's loop is not held for long by one large apply."""
+"""How many new workloads a step takes up, so that the region's loop is not held for long by one large apply.
+
+A step that decides about everything takes up all: after a restart, while the region trades, where quotas or devices of
+replicas without a measurement changed, or where a workload displaces others."""
 
 from dataclasses import dataclass
 from typing import Final
