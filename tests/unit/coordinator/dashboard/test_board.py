@@ -124,14 +124,23 @@ async def test_a_page_waits_for_rows_of_now(viewer: Viewer, monkeypatch: pytest.
     await two_agents(viewer.world)
     monkeypatch.setattr(board, "CURRENT_S", 3600.0)
     for _ in ("nobody looked yet", "nobody looked for a while"):
+        viewer.board.set_readers(1)
         waits = asyncio.create_task(viewer.board.wait_current())
         done, _ = await asyncio.wait({waits}, timeout=0.01)
         assert not done
         await viewer.look()
-        monkeypatch.setattr(board, "CURRENT_S", 3600.0)
         await asyncio.wait_for(waits, 10)
         await asyncio.wait_for(viewer.board.wait_current(), 10)
-        monkeypatch.setattr(board, "CURRENT_S", -math.inf)
+        viewer.board.set_readers(0)
+
+
+async def test_a_page_that_gets_no_rows_of_now_is_shown_what_is_known(
+    viewer: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the store does not answer, which the page then says."""
+    monkeypatch.setattr(board, "CURRENT_S", 0.01)
+    viewer.board.set_readers(1)
+    await asyncio.wait_for(viewer.board.wait_current(), 10)
 
 
 async def test_past_events_are_in_their_table_before_the_first_look_ends(viewer: Viewer) -> None:

@@ -32,8 +32,10 @@ _MOST_REMEMBERED: Final = 4096
 """Answers kept, which are the same for all devices of a class."""
 _MOST_LAWS: Final = 256
 """Laws kept: of memory one for each provider, and of seconds one for each device class."""
+_MOST_WAIT: Final = 1000.0
+"""A load that took longer than so many times its processor time says nothing of its work. A choice."""
 _UNSEEN: Final[Mapping[str, Any]] = {
-    "log_ratio": 0.0, "sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
+    "log_ratio": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
     "log_tail": 0.0, "tail_runs": 0,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
@@ -65,7 +67,7 @@ class RegionResiduals:
                 for rows in kept
             )
         )
-        self._loads = [each for rows in groups.values() for each in rows if each.sizes is not None]
+        self._loads = [each for rows in groups.values() for each in rows if each.load_sizes is not None]
         self._memory_laws = dict[str, LoadLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
 
@@ -87,8 +89,11 @@ class RegionResiduals:
     def _work_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
         """What loads on the class take of a processor where that is known, otherwise by the clock; and their waits."""
         same = [each for each in self._loads if each.device_class == device_class and 0 < each.load_s < math.inf]
-        seen = [(each, each.load_cpu_s if 0 < each.load_cpu_s <= each.load_s else each.load_s) for each in same]
-        law = _seconds_law(_seen((each.sizes, work_s) for each, work_s in seen))
+        seen = [
+            (each, each.load_cpu_s if each.load_s / _MOST_WAIT <= each.load_cpu_s <= each.load_s else each.load_s)
+            for each in same
+        ]
+        law = _seconds_law(_seen((each.load_sizes, work_s) for each, work_s in seen))
         return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
     def _laws_of(self, device_class: DeviceClass) -> tuple[LoadLaw | None, tuple[LoadLaw, LoadWait] | None]:
@@ -96,7 +101,7 @@ class RegionResiduals:
         provider = device_class.provider
         if provider not in self._memory_laws:
             same = [each for each in self._loads if each.device_class.provider == provider]
-            self._memory_laws[provider] = _memory_law(_seen((each.sizes, each.memory_bytes) for each in same))
+            self._memory_laws[provider] = _memory_law(_seen((each.load_sizes, each.memory_bytes) for each in same))
         if device_class not in self._seconds_laws:
             self._seconds_laws[device_class] = self._work_law(device_class)
         return self._memory_laws[provider], self._seconds_laws[device_class]

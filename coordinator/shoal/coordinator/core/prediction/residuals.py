@@ -40,8 +40,9 @@ class Residual:
     mix: tuple[float, ...]
     # Natural logarithm of measured over promised seconds.
     log_ratio: float
-    # Of the model, at the warm-up's shapes; None in a record of an older version.
-    sizes: LoadSizes | None = None
+    # Of the model, at the warm-up's shapes; None in a record of an older version. Those know it as `sizes`, of six
+    # numbers, and could not read eight.
+    load_sizes: LoadSizes | None = None
     # Growth of the worker's memory; NaN in such a record.
     memory_bytes: float = math.nan
     # What the load took; NaN in such a record.

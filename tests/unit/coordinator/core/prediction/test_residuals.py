@@ -177,7 +177,8 @@ def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
 def test_loads_are_predicted_where_enough_were_seen() -> None:
     def load_of(number: int) -> Residual:
         sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0 + 7 * (number % 3))
-        return replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7 + 3e6 * number, load_s=0.01 * number)
+        seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7 + 3e6 * number)
+        return replace(seen, load_s=0.01 * number)
 
     asked = LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 20.0)
     few = RegionResiduals(load_of(number) for number in range(1, LEAST_LOADS))
@@ -198,7 +199,7 @@ def test_waits_of_other_loads_are_no_property_of_a_model() -> None:
 
     def load_of(number: int) -> Residual:
         sizes, work_s = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0), 0.01 * number
-        seen = replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7 + 3e6 * number)
+        seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7 + 3e6 * number)
         return replace(seen, load_s=work_s * rng.uniform(1, 5), load_cpu_s=work_s)
 
     asked = LoadSizes(1.0, 0.0, 0.0, 1e7, 1e6, 10.0)
@@ -213,7 +214,7 @@ def test_waits_of_other_loads_are_no_property_of_a_model() -> None:
 def test_without_processor_time_loads_are_learnt_by_the_clock() -> None:
     def load_of(number: int) -> Residual:
         sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0)
-        return replace(residual(2, f"m{number}"), sizes=sizes, memory_bytes=1e7, load_s=0.01 * number)
+        return replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7, load_s=0.01 * number)
 
     found = RegionResiduals(load_of(number) for number in range(1, 20)).load(
         BOARD, LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 10.0)
