@@ -24,6 +24,8 @@ MAX_SHAPES: Final = 64
 """Inputs whose shapes a push may say."""
 MAX_AXES: Final = 16
 """Lengths of one of them."""
+MAX_INPUT_NAME: Final = 256
+"""Characters of an input's name. Names go to a child process in its arguments."""
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]
 
 
@@ -165,11 +167,14 @@ def _shapes_of(head: artifacts_pb2.PushHead) -> dict[str, tuple[int, ...]]:
     """The bounds are those of `spec.model.shapes`. Raises ShoalError(INVALID_ARGUMENT)."""
     found = {name: tuple(shape.dims) for name, shape in head.reference_shapes.items()}
     if len(found) > MAX_SHAPES or any(
-        len(shape) > MAX_AXES or any(length != -1 and not 1 <= length < 2**31 for length in shape)
-        for shape in found.values()
+        len(shape) > MAX_AXES
+        or any(length != -1 and not 1 <= length < 2**31 for length in shape)
+        or len(name) > MAX_INPUT_NAME
+        for name, shape in found.items()
     ):
         raise refuse(
-            Code.INVALID_ARGUMENT, f"{len(found)} shapes", f"at most {MAX_SHAPES} of {MAX_AXES} lengths, 1 to 2^31 - 1",
+            Code.INVALID_ARGUMENT, f"{len(found)} shapes",
+            f"at most {MAX_SHAPES} of {MAX_AXES} lengths, 1 to 2^31 - 1, with names of {MAX_INPUT_NAME}",
             "shoal model push --shape NAME=1x3x48x320",
         )  # fmt: skip
     return found

@@ -257,6 +257,19 @@ def test_lengths_that_the_model_does_not_have_are_refused(shapes: dict[str, tupl
     assert found.code is Code.INVALID_ARGUMENT
 
 
+def test_two_lengths_of_one_axis_are_refused() -> None:
+    """Nothing could run at them, which a node would find out at its warm-up."""
+    content = model(
+        [helper.make_node("Add", ["x", "y"], ["z"])],
+        [tensor("x", ["N", 4]), tensor("y", ["N", 4])],
+        [tensor("z", None)],
+    ).SerializeToString()
+    found = profile_of(content, digest_of(content), shapes={"x": (3, 4), "y": (5, 4)})
+    assert isinstance(found, Refusal)
+    assert found.code is Code.INVALID_ARGUMENT
+    assert isinstance(profile_of(content, digest_of(content), shapes={"x": (3, 4), "y": (-1, 4)}), ModelProfile)
+
+
 def test_absurd_lengths_are_refused_for_what_they_would_hold() -> None:
     content = model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", None)])
     text = content.SerializeToString()

@@ -93,6 +93,7 @@ def reference_inputs(
 def check_shapes(inputs: Sequence[ValueInfoProto], shapes: Shapes) -> Refusal | None:
     """Why these lengths are none of the model's; None: they are."""
     by_name = {given.name: given for given in inputs}
+    symbols = dict[str, int]()
     for name, shape in shapes.items():
         given = by_name.get(name)
         if given is None:
@@ -110,6 +111,14 @@ def check_shapes(inputs: Sequence[ValueInfoProto], shapes: Shapes) -> Refusal | 
                 f"lengths of {['?' if axis < 0 else axis for axis in axes]}",
                 "shoal model inspect FILE",
             )
+        for dim, length in zip(given.type.tensor_type.shape.dim, shape, strict=True):
+            if dim.dim_param and length > -1 and symbols.setdefault(dim.dim_param, length) != length:
+                return Refusal(
+                    Code.INVALID_ARGUMENT,
+                    f"{dim.dim_param:.80} of {symbols[dim.dim_param]}, and of {length} in {name:.80}",
+                    "the same length wherever the graph names the same axis",
+                    "shoal model inspect FILE",
+                )
     return None
 
 
