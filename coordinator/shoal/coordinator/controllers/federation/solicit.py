@@ -12,7 +12,7 @@ from shoal.coordinator.controllers.federation.intents import IntentIndex
 from shoal.coordinator.controllers.federation.local_region import LocalRegion
 from shoal.coordinator.controllers.federation.reputation import ReputationRepository
 from shoal.coordinator.controllers.log.context import ControllerContext
-from shoal.coordinator.core.federation.shortlist import unheard
+from shoal.coordinator.core.federation.shortlist import silence_reasons
 from shoal.coordinator.core.negotiation import trade_times
 from shoal.coordinator.core.negotiation.model import Solicit
 from shoal.coordinator.core.negotiation.offer_selection import DelegationTerms, OfferSelection, choose, terms_for
@@ -76,7 +76,7 @@ class Solicitor:
             asked = self._solicitation(intent, profiles, name, 2, step, indicative=True)
             choice = await self._choose_indicative(asked, terms)
         answered = {each.answer.region for each in choice.ranked}
-        silent = unheard(asked, self._access.members, answered)
+        silent = silence_reasons(asked, self._access.members, answered)
         return IndicativeResult(choice, terms, step.change if step is not None else "", silent)
 
     async def ask_round(
@@ -91,7 +91,7 @@ class Solicitor:
         asked = self._solicitation(intent, profiles, effect.solicitation, effect.round, effect.relaxation)
         asked = replace(asked, to=(effect.to,)) if effect.to else asked
         heard = await self._ask(asked)
-        return heard, unheard(asked, self._access.members, {each.signer for each in heard})
+        return heard, silence_reasons(asked, self._access.members, {each.signer for each in heard})
 
     async def compare(
         self, key: WorkloadKey, *, with_other_regions: bool

@@ -24,7 +24,7 @@ def shortlist(
     return tuple(sorted(fitting, key=lambda member: _rank(solicitation, member))[: max(1, round(most * standing))])
 
 
-def unheard(
+def silence_reasons(
     solicitation: Solicitation, members: Iterable[Member], answered: Collection[str], *, most: int = ASKED_MOST
 ) -> Mapping[str, Refusal]:
     """Why nothing came from the members that the policy would delegate to, by name, `most` of them: not asked, as far

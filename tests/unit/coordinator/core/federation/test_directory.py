@@ -13,7 +13,7 @@ from shoal.coordinator.core.federation.directory import (
     standing_of,
     trust_score,
 )
-from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist, unheard
+from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist, silence_reasons
 from shoal.coordinator.core.negotiation.standing import LedgerStandings, RegionStanding
 from shoal.types.agreement import Delivered
 from shoal.types.codes import Code
@@ -119,7 +119,7 @@ def test_those_that_nothing_came_from_have_a_reason_each() -> None:
         "other": {"classes": (capacity(precisions=("int4",)),)},
     }  # fmt: skip
     far = member("far", residency="mars", advertisement=advertisement("far"))
-    found = unheard(asked, (*members(**changed), far), {"us"})
+    found = silence_reasons(asked, (*members(**changed), far), {"us"})
     assert {region: why.code for region, why in found.items()} == {
         "eu": Code.PEER_UNREACHABLE,
         "silent": Code.PEER_UNREACHABLE,
@@ -130,14 +130,14 @@ def test_those_that_nothing_came_from_have_a_reason_each() -> None:
     assert found["eu"].found == "no answer"
     assert "advertises nothing" in found["silent"].found
     assert "1B free at most" in found["small"].found
-    assert unheard(replace(asked, to=("us",)), members(), {"us"}) == {}, "the policy names no other"
-    assert list(unheard(asked, members(**changed), (), most=1)) == ["eu"]
+    assert silence_reasons(replace(asked, to=("us",)), members(), {"us"}) == {}, "the policy names no other"
+    assert list(silence_reasons(asked, members(**changed), (), most=1)) == ["eu"]
 
 
 def test_those_beyond_the_shortlist_were_not_asked() -> None:
     crowd = tuple(member(f"r{n:02}", advertisement=advertisement(f"r{n:02}")) for n in range(ASKED_MOST + 2))
     asked = {each.region for each in shortlist(solicitation(), crowd)}
-    found = unheard(solicitation(), crowd, asked, most=ASKED_MOST)
+    found = silence_reasons(solicitation(), crowd, asked, most=ASKED_MOST)
     assert {each.region for each in crowd} - asked == found.keys()
     assert {why.code for why in found.values()} == {Code.NO_BID}
 
