@@ -215,8 +215,7 @@ class RequestRouter:
         now = request.arrived_at
         if self._crashes.is_aware(now) or self.admit(request, route) is not None:
             return None
-        picked = self.choose(route, _NOBODY, "", now, seed)
-        return picked if isinstance(picked, Endpoint) else None
+        return self._choose_afresh(route, now, seed)
 
     def choose_in_turn(
         self, request: RoutedRequest, route: Route, sole: Endpoint | None, now: Elapsed, seed: int
@@ -227,6 +226,10 @@ class RequestRouter:
             return None
         if sole is not None and self._health.get(sole.assignment, HEALTHY).ejected_until is None:
             return sole
+        return self._choose_afresh(route, now, seed)
+
+    def _choose_afresh(self, route: Route, now: Elapsed, seed: int) -> Endpoint | None:
+        """What `choose` gives a request of no session that has tried no replica; None where it gives none."""
         picked = self.choose(route, _NOBODY, "", now, seed)
         return picked if isinstance(picked, Endpoint) else None
 
