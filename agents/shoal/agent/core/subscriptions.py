@@ -64,7 +64,7 @@ def follow(
     A node whose set lists all routes gives none up and asks for none; it only follows what is used, so that it knows
     what to subscribe to when its region has routes on demand again.
     """
-    if desired is None:
+    if desired is None or not (asked or desired.routes_on_demand):
         return held
     unknown = {route.workload for route in desired.routes if route.is_unknown}
     known = {route.workload for route in desired.routes} - unknown
