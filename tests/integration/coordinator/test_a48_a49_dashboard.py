@@ -187,11 +187,11 @@ def test_a48_an_open_page_ends_with_the_certificate_behind_it(coordinator: Coord
     assert reply.status == 200
     seen = bytearray()
 
-    def has(text: bytes) -> bool:
+    def is_whole() -> bool:
         seen.extend(reply.read1(65536))
-        return text in seen
+        return b'"code":"TOKEN_CREATED"' in seen and b"event: now" in seen
 
-    wait_until(lambda: has(b'"code":"TOKEN_CREATED"') and has(b"event: now"), 10, "the table of events")
+    wait_until(is_whole, 10, "the table of events")
     expired = coordinator.certificate(Role.VIEWER, "late", valid_s=1.0)
     late = connect(coordinator, expired, tmp_path)
     late.request("GET", "/api/v1/live?tables=region")
