@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.region import DIGEST, FakeAgent, RegionFixture
+from harness.wait import until
 from shoal.coordinator.api import views
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, delegation_previews
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.core.negotiation.hold import GrantedBid
 from shoal.coordinator.ports import VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
@@ -148,12 +150,20 @@ class Pair:
                 await bids.tick()
                 while trades.calls:
                     await asyncio.wait(trades.calls)
+            if not any(road.cut for road in self.peers.values()):  # bytes come in real time, not in the clock's
+                await until(lambda: not self._is_fetching(), 10, "the models of agreements")
             for agent in self.agents:
                 if agent.world.links.desired_sets(agent.name):
                     await agent.apply_desired()
                 else:
                     await agent.report()
             self.origin_region.clock.advance(0.5)
+
+    def _is_fetching(self) -> bool:
+        bids, known = self.away.region.delegate, self.away.region.workloads.catalog.models
+        assert bids is not None
+        granted = (state for state in bids.states.values() if isinstance(state, GrantedBid))
+        return any(state.offer.model not in known for state in granted)
 
     @property
     def guests(self) -> list[str]:
