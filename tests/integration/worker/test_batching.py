@@ -20,6 +20,9 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Metric, Tolerance
 from shoal.types.units import Seconds
 
+# Whether batches pay is measured, and a run that its machine held up counts as stuck.
+pytestmark = pytest.mark.alone
+
 SIDE = 512
 TOLERANCES = (Tolerance("", Metric.MAX_REL, 1e-3), Tolerance("", Metric.COSINE, 0.9999))
 RULE = Batching(16, Seconds(0.0), None, TOLERANCES)
