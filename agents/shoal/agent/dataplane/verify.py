@@ -18,6 +18,7 @@ from shoal.agent.dataplane.upstream import CONNECT_TIMEOUT_S, CallContext, PeerC
 from shoal.agent.dataplane.verification_source import RequestCaptures
 from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import AgentClock, LocalWorker, ReferenceRecording
+from shoal.host.memory import trim
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import LEAST_SAMPLES, PACK_BYTES, Against, Drift, InputsFrom, Verdict, Verification
@@ -70,6 +71,7 @@ class ReplicaVerifier:
             yield _Trial(client, worker, asked, pack, self._peers, self._captures, self._clock)
         finally:
             await client.close()
+            trim()  # of the tensors compared: a front that then reads no message would keep 15 MiB of them
 
 
 class _Trial:
