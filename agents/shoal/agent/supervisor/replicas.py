@@ -151,10 +151,11 @@ class ReplicaManager:
         self._request_reconcile()
 
     def is_device_busy(self, device: str) -> bool:
-        """Whether a replica runs, or is about to run, on this device. A worker that ends without an assignment may be
-        on any."""
+        """Whether a replica runs, or is about to run, on this device, or its worker still has to be stopped. A worker
+        that ends without an assignment may be on any."""
         return bool(self._ending) or any(
-            replica.state.assignment.device == device and not isinstance(replica.state, states.Gone)
+            replica.state.assignment.device == device
+            and (not isinstance(replica.state, states.Gone) or bool(replica.pending_effects))
             for replica in self._replicas.values()
         )
 
