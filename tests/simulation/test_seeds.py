@@ -7,6 +7,7 @@ that plays its seed again.
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -14,11 +15,12 @@ from time import perf_counter
 import pytest
 
 from harness.report import record
-from shoal.simulator.run.seeds import replay, run_seeds
+from shoal.simulator.run.seeds import RUN_BY_SCENARIO, replay, run_seeds
 from shoal.simulator.scenarios.region_run import CONVERGE_TIMEOUT_S, RunOutcome
 
 JOBS = os.cpu_count() or 1
 SMOKE = 12
+IDLE_SEEDS = 20
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -66,6 +68,17 @@ def test_a_calm_region_comes_up_and_loses_no_request() -> None:
     for outcome in run_seeds(range(20), "calm", JOBS):
         assert not outcome.violations, describe_outcome(outcome)
         assert set(outcome.counts) <= {"ok", "MODEL_NOT_READY"}, outcome  # not ready: its only model is a poisoned one
+
+
+def test_replicas_that_nobody_asks_are_unloaded_and_come_back() -> None:
+    """Scale to zero under the same faults, with devices that sleep."""
+    outcomes = list(run_seeds(range(IDLE_SEEDS), "idle", JOBS))
+    failed = [outcome for outcome in outcomes if outcome.violations]
+    assert not failed, "\n".join(map(describe_outcome, failed))
+    events = RUN_BY_SCENARIO["idle"](0).events
+    unloaded = {name for event in events if event.kind == "front.configured" for name, _ in event.facts["unloaded"]}
+    starts = Counter(event.facts["assignment"] for event in events if event.kind == "worker.start")
+    assert any(starts[name] > 1 for name in unloaded), "none was unloaded and woken"
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])

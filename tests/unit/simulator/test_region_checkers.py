@@ -46,7 +46,7 @@ def recovered_event(revision: int, **contents: str) -> tuple[str, dict[str, Any]
 
 
 def configured_event(*workers: str) -> tuple[str, dict[str, Any]]:
-    return "front.configured", {"node": "a", "workers": workers, "routes": ()}
+    return "front.configured", {"node": "a", "workers": workers, "unloaded": (), "routes": ()}
 
 
 def calls(*nodes: str) -> list[tuple[str, dict[str, Any]]]:
@@ -64,7 +64,7 @@ def moves(step: str, *, share: float = 0.0, gap_s: float = 0.0) -> tuple[str, di
 
 def routed_event(old: float, new: float) -> tuple[str, dict[str, Any]]:
     endpoints = (("r1", "a", "ready", old, "agent"), ("r2", "b", "ready", new, "agent"))
-    return "front.configured", {"node": "a", "workers": (), "routes": (("shop/text", 1, endpoints),)}
+    return "front.configured", {"node": "a", "workers": (), "unloaded": (), "routes": (("shop/text", 1, endpoints),)}
 
 
 PASSED = ("verified", {"node": "b", "assignment": "r2", "migration": "m", "passed": True})

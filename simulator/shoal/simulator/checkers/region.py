@@ -172,6 +172,8 @@ class ReplicaChecker:
         """
         self._gap_replicas: set[str] = set()
         """Both replicas of a migration whose policy allows a gap: `GapChecker` checks those."""
+        self._unloaded: dict[tuple[str, str], str] = {}
+        """Replicas for which their front holds requests, without a worker or while it loads, and their workloads."""
 
     def check(self, event: RecordedEvent) -> str | None:
         facts = event.facts
@@ -196,7 +198,7 @@ class ReplicaChecker:
                     return f"a request was answered by {facts['assignment']} on {facts['node']}, which was not warm"
             case "agent.sent" if facts["what"] == "status":
                 for assignment, phase in facts["phases"]:
-                    if phase == "ready" and (facts["node"], assignment) in self._started:
+                    if phase == "ready" and (facts["node"], assignment) in self._started - self._unloaded.keys():
                         return f"{facts['node']} reported {assignment} ready while it was loading"
             case "operator.wanted":
                 self._wanted = {name: self._wanted.get(name, event.at) for name in facts["workloads"]}
@@ -204,6 +206,8 @@ class ReplicaChecker:
 
     def _on_configured(self, event: RecordedEvent) -> None:
         node, open_now = event.facts["node"], set(event.facts["workers"])
+        self._unloaded = {key: workload for key, workload in self._unloaded.items() if key[0] != node}
+        self._unloaded |= {(node, name): workload for name, workload in event.facts["unloaded"]}
         for key in self._ready:
             if key[0] == node:
                 if key[1] in open_now:
@@ -232,7 +236,7 @@ class ReplicaChecker:
         return None
 
     def _has_other_replica(self, workload: str, now: float) -> bool:
-        if workload in self._ready.values():
+        if workload in self._ready.values() or workload in self._unloaded.values():
             return True
         ends = [at for key, at in self._was_ready[workload].items() if now - at < self.GRACE_S and at < now]
         return bool(ends)

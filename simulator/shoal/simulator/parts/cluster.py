@@ -67,6 +67,8 @@ class ClusterSpec:
     sleep_after_s: float | None = None
     # What may wait at each front.
     limits: AdmissionLimits = USUAL_LIMITS
+    # Chance that a workload's replicas are unloaded after seconds without a request.
+    to_zero: float = 0.0
 
 
 OnCoordinatorStart = Callable[[SimProcess, RegionalCoordinator], Awaitable[None]]

@@ -72,7 +72,9 @@ class ConvergenceCheck:
         """What must not change once the region has converged."""
         region = self._cluster.region
         starts = sum(
-            event.kind == "worker.start" and self._cluster.spec.behaviours[event.facts["model"]].crash_at_load < 1.0
+            event.kind == "worker.start"
+            and not event.facts["to_zero"]  # a request may wake it
+            and self._cluster.spec.behaviours[event.facts["model"]].crash_at_load < 1.0
             for event in self._cluster.world.history.events
         )
         versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
@@ -99,7 +101,11 @@ class ConvergenceCheck:
         found = [] if machine.front.alive else [f"{name}'s front is down"]
         assigned = {each.id for each in wanted.assignments if not each.staged}
         found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
-        found += [f"{each} has not come up on {name}" for each in sorted(assigned) if not machine.is_ready(each)]
+        found += [
+            f"{each} has not come up on {name}"
+            for each in sorted(assigned)
+            if not machine.is_ready(each) and not machine.is_unloaded(each)
+        ]
         found += [
             f"{each.id} is not staged on {name}"
             for each in wanted.assignments
@@ -199,12 +205,15 @@ class ConvergenceCheck:
         }
 
     def _ready_replicas(self, workload: WorkloadKey) -> set[str]:
-        return {
-            name
-            for machine in self._cluster.surviving_machines()
-            for name, worker in machine.workers.items()
-            if machine.is_ready(name) and worker.assignment.workload == workload
-        }
+        """Also those that are scaled to zero: they take requests."""
+        found: set[str] = set()
+        for machine in self._cluster.surviving_machines():
+            mine = (name for name, each in machine.workers.items() if each.assignment.workload == workload)
+            found.update(name for name in mine if machine.is_ready(name))
+            found.update(
+                each.assignment for each in machine.unloaded if each.failure is None and each.workload == workload
+            )
+        return found
 
 
 def _is_lost(region: RegionalCoordinator, node: str) -> bool:

@@ -148,6 +148,7 @@ class SimFront:
             "front.configured",
             node=machine.name,
             workers=tuple(worker.assignment for worker in serving.workers),
+            unloaded=tuple((each.assignment, str(each.workload)) for each in serving.unloaded if each.failure is None),
             routes=tuple(
                 (
                     str(route.workload),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.ports import WorkerEvent, WorkerExited
 from shoal.simulator.parts.front import SimFront
 from shoal.simulator.parts.hardware import Behaviour, Chip
@@ -114,6 +115,15 @@ class SimMachine:
     def is_ready(self, assignment: str) -> bool:
         worker = self.workers.get(assignment)
         return worker is not None and worker.ready is not None
+
+    def is_unloaded(self, assignment: str) -> bool:
+        """Whether its front holds requests for it until it is loaded."""
+        return any(each.assignment == assignment and each.failure is None for each in self.unloaded)
+
+    @property
+    def unloaded(self) -> tuple[UnloadedReplica, ...]:
+        """Its replicas without a worker that its front knows of."""
+        return () if self.front.serving is None else self.front.serving.unloaded
 
     def new_worker(self, assignment: Assignment) -> SimWorker:
         """A worker process that has loaded nothing yet."""

@@ -93,7 +93,9 @@ class SimOperators:
         spread = rng.choice(["none", "device", "node"]) if replicas > 1 else "none"
         spare = self._rng.stream(f"standby of {edition}")
         standby = spare.choice(["warm", "staged"]) if spare.happens(0.25) else "none"
-        text = _documents(name, edition, model, replicas, spread, standby)
+        lazy = self._rng.stream(f"scale to zero of {edition}")
+        to_zero_s = lazy.uniform(1.0, 6.0) if lazy.happens(self._cluster.spec.to_zero) else None
+        text = _documents(name, edition, model, replicas, spread, standby, to_zero_s)
 
         async def act(region: RegionalCoordinator) -> None:
             applied = await region.documents.apply([(f"{name}.yaml", text)], {}, "", OPERATOR_URI)
@@ -329,13 +331,16 @@ spec: {{sleep: {{after: {sleep_after_s:.1f}s}}}}
 """
 
 
-def _documents(name: str, edition: str, model: str, replicas: int, spread: str, standby: str) -> str:
+def _documents(
+    name: str, edition: str, model: str, replicas: int, spread: str, standby: str, to_zero_s: float | None
+) -> str:
+    scale = "" if to_zero_s is None else f"  scale: {{to_zero_after: {to_zero_s:.1f}s}}\n"
     return f"""apiVersion: shoal/v1
 kind: Policy
 metadata: {{name: {name}}}
 spec:
   require: {{availability: {{replicas: {replicas}, spread: {spread}, standby: {standby}}}}}
----
+{scale}---
 apiVersion: shoal/v1
 kind: Workload
 metadata: {{name: {name}, tenant: {TENANT}, labels: {{edition: {edition}}}}}

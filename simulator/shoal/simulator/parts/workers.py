@@ -142,6 +142,7 @@ class SimWorkerPool:
             workload=str(assignment.workload),
             model=assignment.model,
             device=assignment.device,
+            to_zero=assignment.to_zero_after_s is not None,
         )
         if assignment.id in machine.workers:
             machine.world.fail(f"{assignment.id} is started twice on {machine.name}")

@@ -65,6 +65,10 @@ class RegionScenario:
     # True: it is about requests: many of them with deadlines, workers that run one at a time, fronts with little room;
     # at the end every replica must be used.
     requests: bool = False
+    # Chance that a workload's replicas are scaled to zero.
+    to_zero: float = 0.0
+    # Mean seconds between two clients' requests.
+    request_every_s: float = REQUEST_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ def draw_spec(rng: Rng, scenario: RegionScenario) -> ClusterSpec:
         mqtt=rng.stream("mqtt").happens(scenario.mqtt),
         sleep_after_s=sleep.uniform(1.0, 8.0) if sleep.happens(0.3) else None,
         limits=SMALL_LIMITS if scenario.requests else USUAL_LIMITS,
+        to_zero=scenario.to_zero,
     )
 
 
@@ -265,9 +270,7 @@ async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None
     await operators.set_up(stage.rng)
     await stage.wait_converged(START_TIMEOUT_S, "coming up")
     traffic = asyncio.ensure_future(
-        operators.send_requests(MANY_REQUESTS_S, CLIENT_TIMEOUTS_S)
-        if scenario.requests
-        else operators.send_requests(REQUEST_INTERVAL_S)
+        operators.send_requests(scenario.request_every_s, CLIENT_TIMEOUTS_S if scenario.requests else (TIMEOUT_S,))
     )
     stage.world.record("storm.begins", kinds=stage.kinds)
     await storm.run(stage.rng.uniform(*scenario.faults_s))
@@ -289,9 +292,17 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         RegionScenario("storm"),
+        RegionScenario("idle", to_zero=0.7, request_every_s=2.0),
         RegionScenario("calm", faults=(), datagrams=0.0, mqtt=0.5, faults_s=(1.0, 2.0)),
         RegionScenario(
-            "requests", faults=REQUEST_FAULTS, datagrams=0.0, mqtt=0.0, faults_s=(6.0, 14.0), poison=0.0, requests=True
+            "requests",
+            faults=REQUEST_FAULTS,
+            datagrams=0.0,
+            mqtt=0.0,
+            faults_s=(6.0, 14.0),
+            poison=0.0,
+            requests=True,
+            request_every_s=MANY_REQUESTS_S,
         ),
     )
 }
