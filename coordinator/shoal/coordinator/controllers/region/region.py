@@ -29,9 +29,10 @@ from shoal.coordinator.controllers.queries.logs import NodeLogs
 from shoal.coordinator.controllers.queries.timeline import TimelineController
 from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
-from shoal.coordinator.controllers.workloads.apply import DocumentsController
+from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsController, inline
 from shoal.coordinator.controllers.workloads.moves_api import MovesController
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
+from shoal.coordinator.controllers.workloads.queued_moves import QueuedMovesController
 from shoal.coordinator.controllers.workloads.restored_store import NoProofs, RestoredStoreDetector
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.negotiation.hold import DEFAULTS, HoldTerms
@@ -137,10 +138,11 @@ class RegionalCoordinator:
         signals: Signals | None = None,
         proofs: Proofs | None = None,
         exporter: SpanExporter | None = None,
+        compute: Compute = inline,
     ) -> None:
         """restore_reason: why the store is older than what was acknowledged; opens a new history. proofs: let nodes
         prove that the store is an undetected old copy; without them it stays undetected. exporter: receives the spans
-        of finished migrations and negotiations.
+        of finished migrations and negotiations. compute: where long computations run that nobody waits for.
         """
         self.config = config
         self.restore_reason = restore_reason
@@ -197,6 +199,7 @@ class RegionalCoordinator:
         )
         self.timeline = TimelineController(context, self.workloads, self.fleet, self._carbon)
         self.moves = MovesController(self.workloads, self.placement, self.fleet, context, self._dirty.set)
+        self.queued_moves = QueuedMovesController(self.workloads, self.placement, self.moves, context, compute)
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None
@@ -326,6 +329,7 @@ class RegionalCoordinator:
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self.clock.now() + min(deadline, self.config.step_s))
             replicas = ((node, one) for node, each in self.workloads.desired.items() for one in each.assignments)
+            await self.queued_moves.tick()
             await self.measuring.tick(self.fleet.fleet, self.workloads.intents, replicas)
             if self.origin is not None and self.delegate is not None:
                 await self.origin.tick()

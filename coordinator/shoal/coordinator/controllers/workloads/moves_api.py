@@ -24,10 +24,10 @@ from shoal.coordinator.core.migration.model import (
     ReplicaPlace,
     place_of,
 )
+from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, held_by, movable_replica
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
-from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
 from shoal.types.workload import Intent, WorkloadKey
@@ -74,16 +74,31 @@ class MovesController:
         return await self._run(lambda: self._begin(key, aim, actor, replica))
 
     def _begin(self, key: WorkloadKey, aim: Aim, actor: str, replica: str) -> Transition[RegionWrites, Migration]:
-        check_aim(self._fleet.fleet, aim)
-        rule = self._rule_of(key)
+        self.check_request(key, aim)
         found = self._movable_replica(key, aim, replica)
         refusal = self._placement.estimate_move(key, aim, replica=found[1].id).refusal
         if refusal is not None:
             raise ShoalError(refusal)
-        migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule)
-        # An operator's request overrides earlier failures there that were only late or slow.
+        return self.begin(key, aim, actor, found)
+
+    def check_request(self, key: WorkloadKey, aim: Aim) -> None:
+        """Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND) where there is nothing to move, or nowhere."""
+        check_aim(self._fleet.fleet, aim)
+        self._intent_of(key)
+
+    def begin(
+        self, key: WorkloadKey, aim: Aim, actor: str, found: HeldReplica, *, waited: tuple[str, str] | None = None
+    ) -> Transition[RegionWrites, Migration]:
+        """Begins a move that nothing refuses, of `found`. waited: id and reason of one that was in the queue; None: the
+        operator asks now.
+
+        An operator's request overrides earlier failures there that were only late or slow. One that waited does not:
+        what failed meanwhile was not known to whoever asked.
+        """
+        rule = self._rule_of(key)
+        migration = self._new_migration(key, Cause.OPERATOR, actor, found, aim, rule, *(waited or ()))
         known = self._workloads.migrations.all.values()
-        forgiven = [replace(each, cleared=True) for each in clearable(known, key)]
+        forgiven = [replace(each, cleared=True) for each in clearable(known, key)] if waited is None else []
         return self._transition([*forgiven, migration], actor, migration)
 
     async def migrate_to_region(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
@@ -141,12 +156,13 @@ class MovesController:
 
         Raises ShoalError(MIGRATION_UNKNOWN | CONFLICT | STORE_FULL | ..).
         """
-        return await self._run(lambda: self._cancel(name, actor, key))
+        return await self._run(lambda: self.cancel_transition(name, actor, key))
 
-    def _cancel(self, name: str, actor: str, key: WorkloadKey | None) -> Transition[RegionWrites, Migration]:
+    def cancel_transition(
+        self, name: str, actor: str, key: WorkloadKey | None
+    ) -> Transition[RegionWrites, Migration]:
         known = self.get(name)
-        if key is not None and known.workload != key:
-            raise refuse(Code.CONFLICT, f"{name} moves {known.workload}", f"a move of {key}")
+        check_is_of(name, known.workload, key)
         after, told = machine.cancel(known, actor, self._clock.now(), self._clock.wall())
         return self._transition([after], actor, after, told)
 
@@ -202,9 +218,7 @@ class MovesController:
         """Raises ShoalError(MIGRATION_UNKNOWN)."""
         known = self._workloads.migrations.all.get(name)
         if known is None:
-            raise refuse(
-                Code.MIGRATION_UNKNOWN, f"migration {name!r:.80}", "one that is listed", "see `shoal get migrations`"
-            )
+            raise unknown_migration(name)
         return known
 
     # -- what may move -------------------------------------------------------------------------------------------------
@@ -230,67 +244,26 @@ class MovesController:
         if not may_delegate(intent.delegation, region):
             raise ShoalError(delegation_refusal(intent.delegation, region))
 
-    def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> tuple[str, Assignment]:
-        moves = [each.id for each in self._workloads.migrations.live if each.is_cross_region and each.workload == key]
-        if moves:
-            raise refuse(Code.CONFLICT, f"{key} moves as a whole: {moves[0]}", "one that does not", "wait for it")
-        held = [
-            (node, one)
-            for node, desired in sorted(self._workloads.desired.items())
-            for one in desired.assignments
-            if one.workload == key and not (one.draining or one.standby) and replica in ("", one.id)
-        ]
-        if not held:
-            raise refuse(Code.NOT_FOUND, f"no replica {replica} of {key}".replace("  ", " "), "one that runs here")
-        bound = {
-            name: each.id
-            for each in self._workloads.migrations.live
-            for name in (each.source.assignment, each.target.assignment if each.target is not None else "")
-        }
-        free = [each for each in held if each[1].id not in bound]
-        if not free:
-            names = ", ".join(sorted({bound[one.id] for _, one in held}))
-            raise refuse(Code.CONFLICT, f"{key} moves already: {names}", "a replica that does not", "wait for its end")
-        away = [each for each in free if not aim.node or not aim.allows(each[0], each[1].device, each[1].model)]
-        if not away:
-            where = f"{free[0][0]}/{free[0][1].device}"
-            raise refuse(Code.CONFLICT, f"{key} is on {where} already", "another node or device")
-        spare = self._standby_at(key, aim)
-        if spare is not None:
-            raise refuse(
-                Code.CONFLICT, f"the standby of {key} is on {aim.node}/{spare.device}", "another node or device",
-                "aim elsewhere, or apply it without `standby`",
-            )  # fmt: skip
-        serving = [each for each in away if self._serves(*each)]
-        if not serving:
-            raise refuse(
-                Code.MODEL_NOT_READY, f"no replica of {key} serves that could move", "one that is ready",
-                "ask again when it is; `shoal explain` says what it waits for",
-            )  # fmt: skip
-        return serving[0]
+    def movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica | MoveObstacle:
+        """The replica that a request would move now, or why there is none."""
+        held = held_by({node: each.assignments for node, each in self._workloads.desired.items()})
+        return movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
 
-    def _standby_at(self, key: WorkloadKey, aim: Aim) -> Assignment | None:
-        """The workload's standby on the only device that the aim allows; None if there is none."""
-        state, desired = self._fleet.fleet.nodes.get(aim.node), self._workloads.desired.get(aim.node)
-        if state is None or desired is None:
-            return None
-        devices = {each.name for each in state.node.devices if aim.device in ("", each.name)}
-        spares = (each for each in desired.assignments if each.workload == key and each.standby and not each.draining)
-        return next((each for each in spares if devices == {each.device}), None)
-
-    def _serves(self, node: str, one: Assignment) -> bool:
-        state = self._fleet.fleet.nodes.get(node)
-        observed = state.observed.get(one.id) if state is not None else None
-        return observed is not None and observed.phase is Phase.READY
+    def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:
+        found = self.movable_replica(key, aim, replica)
+        if isinstance(found, MoveObstacle):
+            raise ShoalError(found.refusal)
+        return found
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _new_migration(
-        self, key: WorkloadKey, cause: Cause, actor: str, held: tuple[str, Assignment], aim: Aim, rule: MigrationRule
-    ) -> Migration:
-        node, one = held
-        source = place_of(self._fleet.fleet, node, one)
-        asked = Migration(self._ids.name(ID_KIND), key, cause, actor, source, aim, rule, INITIAL_STATE)
+        self, key: WorkloadKey, cause: Cause, actor: str, held: HeldReplica, aim: Aim, rule: MigrationRule,
+        name: str = "", reason: str = "",
+    ) -> Migration:  # fmt: skip
+        source = place_of(self._fleet.fleet, *held)
+        name = name or self._ids.name(ID_KIND)
+        asked = Migration(name, key, cause, actor, source, aim, rule, INITIAL_STATE, reason=reason)
         return machine.start(asked, self._clock.now(), self._clock.wall())[0]
 
     async def _run(self, step: Callable[[], Transition[RegionWrites, T]]) -> T:
@@ -321,6 +294,22 @@ class MovesController:
             self._on_change()
 
         return Transition(result, RegionWrites(written.puts, written.deletes, events), adopt)
+
+
+def unknown_migration(name: str) -> ShoalError:
+    return refuse(Code.MIGRATION_UNKNOWN, f"migration {name!r:.80}", "one that is listed", "see `shoal get migrations`")
+
+
+def check_is_of(name: str, owner: WorkloadKey, key: WorkloadKey | None) -> None:
+    """Raises ShoalError where a move is not of the workload that it has to be of: CONFLICT, or MIGRATION_UNKNOWN where
+    another tenant's workload moves, which is none of the caller's business. key: None: any."""
+    if key is None or owner == key:
+        return
+    if owner.tenant != key.tenant:
+        raise unknown_migration(name)
+    raise refuse(
+        Code.CONFLICT, f"{name} moves {owner}", f"a move of {key}", f"see `shoal get migrations {key.name}`"
+    )
 
 
 def _node_of(migration: Migration) -> str:

@@ -11,13 +11,14 @@ from shoal.coordinator.core.migration.advance import migration_effects, trigger_
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.effects import clearable
 from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
+from shoal.coordinator.core.migration.hopeless import hopeless_refusal, passing_refusal
 from shoal.coordinator.core.migration.model import Cause, MoveProposal, place_of
 from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
-from shoal.coordinator.core.placement.model import Aim, PlacementPlan
+from shoal.coordinator.core.placement.model import Aim, Inputs, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.ports import Clock
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.workload import DelegationMode, WorkloadKey
 
 
@@ -33,6 +34,23 @@ class PlacementQueries:
         """The fleet as of now."""
         return self._workloads.fleet
 
+    def hopeless_refusal(self, key: WorkloadKey, aim: Aim, replica: str) -> Refusal | None:
+        """Why that replica can never move there by waiting; None: it may."""
+        return hopeless_refusal(self._inputs(key, None, overrules=False), key, aim, replica)
+
+    def waits_for(self, key: WorkloadKey, aim: Aim, replica: str) -> Callable[[], Refusal | None]:
+        """Why a replica that waits in the queue cannot move there now; None: it can. Blocks by earlier failures count.
+
+        By the state as of now, and it reads nothing else: it may run in a thread.
+        """
+        inputs = self._inputs(key, None, overrules=False)
+
+        def look() -> Refusal | None:
+            refusal = estimate_move(inputs, key, aim, replica).refusal
+            return None if refusal is None else passing_refusal(inputs, key, aim, replica, refusal)
+
+        return look
+
     def estimate_move(
         self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
     ) -> MoveEstimates:
@@ -47,11 +65,17 @@ class PlacementQueries:
         self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
     ) -> Callable[[], MoveEstimates]:
         """Does what `estimate_move` does, by the state as of now, and reads nothing else: it may run in a thread."""
-        now, known = self._clock.now(), self._workloads.migrations.all
-        overruled = {each.id: replace(each, cleared=True) for each in clearable(known.values(), key)}
-        world = self._workloads.region_state(catalog)
-        inputs = inputs_of(world, migration_effects(world, {**known, **overruled}, now), now, self._clock.wall())
+        inputs = self._inputs(key, catalog, overrules=True)
         return lambda: estimate_move(inputs, key, aim, replica)
+
+    def _inputs(self, key: WorkloadKey, catalog: Catalog | None, *, overrules: bool) -> Inputs:
+        """overrules: without the blocks of the workload that an operator's request lifts."""
+        now, known = self._clock.now(), self._workloads.migrations.all
+        overruled = {
+            each.id: replace(each, cleared=True) for each in (clearable(known.values(), key) if overrules else ())
+        }
+        world = self._workloads.region_state(catalog)
+        return inputs_of(world, migration_effects(world, {**known, **overruled}, now), now, self._clock.wall())
 
     async def explain(self, *keys: WorkloadKey, compute: Compute = inline) -> PlacementPlan:
         """The plan as placement would compute it now, with every candidate of these workloads; of all, where none is

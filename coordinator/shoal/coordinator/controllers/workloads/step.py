@@ -22,6 +22,7 @@ from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.last_plans import LastPlans
 from shoal.coordinator.controllers.workloads.memory import load_memory, memory_writes
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites
+from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
 from shoal.coordinator.controllers.workloads.spending import SpendingMeter
 from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
@@ -82,7 +83,8 @@ RECONNECT_S: Final = 5.0
 
 
 class WorkloadsController:
-    """Owns desired sets, the reconciler's memory and the migrations; computes and commits each step."""
+    """Owns desired sets, the reconciler's memory and the migrations; computes and commits each step. The queue of moves is
+    only kept here: no step reads it."""
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class WorkloadsController:
         self.peers: tuple[PeerTrust, ...] = ()
         self.promises: tuple[Promise, ...] = ()
         self.migrations = MigrationRepository()
+        self.queue = MoveQueueRepository()
         self.fetches = Fetches(context.clock)
         self.waits: tuple[WorkloadWait, ...] = ()
         self.move_holds: tuple[MoveHold, ...] = ()
@@ -180,6 +183,7 @@ class WorkloadsController:
         self._memory = self._saved = stored.memory
         self._is_memory_old = stored.is_old
         await self.migrations.start(self._store)
+        await self.queue.start(self._store)
         await self.load_credentials()
 
     def adopt(self, catalog: Catalog) -> None:

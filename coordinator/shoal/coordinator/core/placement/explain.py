@@ -367,25 +367,26 @@ def is_final(solver: Solver, level: Level) -> bool:
     if solver.has_given_up:
         return all(each.refusal.code not in _TRANSIENT for each in solver.broken_replicas)
     picked = {pick.option.key for pick in level.picks}
-    timely = _TIME_DEPENDENT.search(level.require.where) is not None
     return all(
-        any(_is_permanent(fault, is_time_dependent=timely) for fault in found)
+        any(is_lasting(fault, level.require.where) for fault in found)
         for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if option.key not in picked
     )
 
 
-def _is_permanent(fault: PlacementFault, *, is_time_dependent: bool) -> bool:
-    """Whether a fault stays until somebody changes something. A selector over the time may admit the candidate
-    later."""
+def is_lasting(fault: PlacementFault, where: str) -> bool:
+    """Whether a fault stays until somebody changes something. where: the selector; one over the time may admit the
+    candidate later."""
+    is_time_dependent = _TIME_DEPENDENT.search(where) is not None
     if fault.constraint is Constraint.FAILED_HERE:
         return fault.refusal.code not in (*_TRANSIENT, Code.MOVE_BLOCKED)
     return fault.constraint in PERMANENT and not (is_time_dependent and fault.constraint is Constraint.SELECTOR)
 
 
-def move_refusal(solver: Solver, move: Move) -> Refusal:
-    """Why a move finds no place where it aims: the first constraint of the place that comes nearest."""
-    level = solver.solve(solver.intent.require, solver.intent.limits)
+def move_refusal(solver: Solver, move: Move, level: Level | None = None) -> Refusal:
+    """Why a move finds no place where it aims: the first constraint of the place that comes nearest. level: by which;
+    None: by the policy's own setting."""
+    level = level or solver.solve(solver.intent.require, solver.intent.limits)
     aimed = [
         _in_order(found)
         for option, found in zip(solver.options, solver.exclusions(level), strict=True)
