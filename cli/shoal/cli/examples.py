@@ -120,6 +120,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     ),
     "migrate": (
         ("shoal migrate reader --to edge-npu --watch", "stage by stage"),
+        ("shoal migrate reader --to edge-npu --queue", "when there is room"),
         ("shoal migrate reader --cancel m-0123456789ab", "take it back"),
     ),
     "drain": (("shoal drain edge-npu --watch", "until it is empty"),),

@@ -160,10 +160,14 @@ class RegionClient:
         request = operator_pb2.CordonRequest(node=node, cordoned=cordoned)
         return self._call("Cordon", request).node  # type: ignore[no-any-return]
 
-    def migrate(self, tenant: str, name: str, to: str, replica: str = "") -> operator_pb2.MigrationView:
-        """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not on the target."""
+    def migrate(
+        self, tenant: str, name: str, to: str, replica: str = "", *, queue: bool = False
+    ) -> operator_pb2.MigrationView:
+        """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not on the target. queue: it waits
+        if it is refused only for now.
+        """
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
-        request = operator_pb2.MigrateRequest(workload=key, to=to, replica=replica)
+        request = operator_pb2.MigrateRequest(workload=key, to=to, replica=replica, queue=queue)
         return self._call("Migrate", request).migration  # type: ignore[no-any-return]
 
     def cancel_migration(self, migration: str, workload: str = "", tenant: str = "") -> operator_pb2.MigrationView:

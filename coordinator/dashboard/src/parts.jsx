@@ -5,7 +5,7 @@ import { NONE, whole } from "./format.js";
 const TONES = {
   ready: "good", done: "good", active: "good", granted: "good", awake: "good", live: "good", passed: "good",
   progressing: "move", starting: "move", fetching: "move", loading: "move", warming: "move", verifying: "move", draining: "move",
-  shifting: "move", planned: "move", reserved: "move", staging: "move", awarding: "move", staged: "calm", standby: "calm",
+  shifting: "move", queued: "move", planned: "move", reserved: "move", staging: "move", awarding: "move", staged: "calm", standby: "calm",
   pending: "warn", suspect: "warn", cordoned: "warn", waking: "warn", "rolling_back": "warn", withdrawing: "warn", stopping: "warn",
   short: "warn", deleting: "warn", throttled: "warn",
   lost: "bad", failed: "bad", aborted: "bad", revoked: "bad", quarantined: "bad",

@@ -5,6 +5,7 @@ from typing import Final
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.budget import HoldReason
 from shoal.coordinator.core.migration.model import Cause, MigrationStage
+from shoal.coordinator.core.migration.queue import QUEUED
 from shoal.coordinator.core.negotiation.model import LeavingStage
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.types.codes import Code
@@ -173,10 +174,11 @@ STEPS_FAILED: Final = CounterMetric(
 )
 MIGRATIONS: Final = GaugeMetric(
     f"{PROGRAM}_migrations",
-    "Migrations under way.",
+    "Migrations under way, and moves that wait in the queue.",
     (
         MetricLabel(
-            "stage", tuple(each for each in MigrationStage if each not in (MigrationStage.DONE, MigrationStage.ABORTED))
+            "stage",
+            (QUEUED, *(each for each in MigrationStage if each not in (MigrationStage.DONE, MigrationStage.ABORTED))),
         ),
         _EMULATED,
     ),

@@ -606,6 +606,10 @@ _MIGRATIONS: Final = {
         "A stage of the move did not end in time.", "See which stage in `shoal describe migration ID`."
     ),
     Code.MOVE_CANCELLED: CodeHelp("An operator cancelled the move.", "Nothing."),
+    Code.QUEUE_FULL: CodeHelp(
+        "As many moves wait in the queue, of the tenant or of the region, as may wait at a time.",
+        "Wait until one begins, or take one back: `shoal migrate WORKLOAD --cancel ID`.",
+    ),
     Code.MIGRATION_UNKNOWN: CodeHelp("No such migration is listed.", "See `shoal get migrations`, `shoal events`."),
     Code.SESSION_LOST: CodeHelp("No replica has the session's state.", "Begin it again with `sequence_start`."),
     Code.SESSION_MOVED: CodeHelp("The session went to another replica.", "Nothing: the front follows it."),

@@ -20,6 +20,7 @@ _REPLICAS: Final = {
 }
 
 _MIGRATIONS: Final = {
+    "MIGRATION_QUEUED": "A move that an operator asked for waits until what refuses it is gone.",
     "MIGRATION_PLANNED": "A move waits for a place that can hold the new replica beside the old one.",
     "MIGRATION_RESERVED": "The new replica is assigned, and its node has not reported it yet.",
     "MIGRATION_STAGING": "The node fetches and loads the model.",

@@ -2278,7 +2278,7 @@ Global___MoveCame: _TypeAlias = MoveCame  # noqa: Y015
 
 @_typing.final
 class MigrationView(_message.Message):
-    """stage: planned | reserved | staging | warming | verifying | shifting | draining | done | rolling_back | aborted
+    """stage: queued | planned | reserved | staging | warming | verifying | shifting | draining | done | rolling_back | aborted
     cause: operator | documents | drain | slo | cost | energy | carbon | price | schedule | heat | power | notice |
     failback | consolidation | wake
     """
@@ -2389,15 +2389,19 @@ Global___MigrationView: _TypeAlias = MigrationView  # noqa: Y015
 
 @_typing.final
 class MigrateRequest(_message.Message):
-    """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not there."""
+    """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not there. queue: what refuses the move only
+    for now makes it wait, in the stage `queued`; not for another region.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     replica: _builtins.str
+    queue: _builtins.bool
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     def __init__(
@@ -2406,10 +2410,11 @@ class MigrateRequest(_message.Message):
         workload: _nouns_pb2.WorkloadKey | None = ...,
         to: _builtins.str = ...,
         replica: _builtins.str = ...,
+        queue: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "to", b"to", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "replica", b"replica", "to", b"to", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.ports import Meter, Proofs, Signals, SpanExporter
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -150,11 +151,12 @@ class RegionFixture:
         proofs: Proofs | None = None,
         meter: Meter | None = None,
         traces: SpanExporter | None = None,
+        compute: Compute = inline,
     ) -> "RegionFixture":
         """earlier: the same machine before a restart; its clock, models and ids continue. signals: feeds that it can
         read.
 
-        clock: shared with another region. traces: receives the spans.
+        clock: shared with another region. traces: receives the spans. compute: where looks at the queue of moves run.
         """
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = RecordedLinks()
@@ -169,6 +171,7 @@ class RegionFixture:
             proofs=proofs,
             meter=meter,
             exporter=traces,
+            compute=compute,
         )
         await region.start()
         return cls(region, store, sent, clock, models, ids)

@@ -8,7 +8,7 @@ import click
 from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.data import as_data
-from shoal.cli.render.migrations import refusal_of
+from shoal.cli.render.migrations import QUEUED, refusal_of
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.plan import refuse_problems, report_plan, show_plan
 from shoal.cli.render.progress import status_progress
@@ -161,6 +161,8 @@ def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadVi
     """Raises ShoalError if waiting for one of these is useless."""
     stuck = {(v.workload.tenant, v.workload.name): v for v in waiting if v.state == "pending"}
     for move in api.poll("migrations").migrations if stuck else ():
+        if move.stages[0].stage == QUEUED:
+            continue  # somebody else asked for it, and it never began
         key = (move.workload.tenant, move.workload.name)
         if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
             why = refusal_of(move).refusal

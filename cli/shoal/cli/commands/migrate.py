@@ -8,7 +8,7 @@ import click
 from shoal.cli.names import NODE, TARGET, WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
-from shoal.cli.render.migrations import is_over, refusal_of, show_migration, stage_line
+from shoal.cli.render.migrations import QUEUED, is_over, refusal_of, show_migration, stage_line
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.cli.wrong_word import WrongWord
@@ -27,27 +27,33 @@ REPLACEMENT_POLLS = 600
     "--to", "to", type=TARGET, metavar="NODE[/DEVICE]|REGION", help="Where it is to run; this region: home again."
 )
 @click.option("--replica", default="", help="Which of its replicas, by assignment. [default: the first not there]")
-@click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead.")
+@click.option(
+    "--queue",
+    is_flag=True,
+    help="Where it is refused only for now (no room, another move, a node that is not ready), let it wait, for an hour "
+    "at most.",
+)
+@click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead, also one that waits.")
 @click.option("--watch", is_flag=True, help="Say how it goes, and return when it is over.")
 @tenant
 @connection
 @output
 def migrate(
-    workload: str, to: str | None, replica: str, cancel: str, watch: bool, tenant: str, context: str, region: str,
-    output: str,
+    workload: str, to: str | None, replica: str, queue: bool, cancel: str, watch: bool, tenant: str, context: str,
+    region: str, output: str,
 ) -> None:  # fmt: skip
     """Move a replica of WORKLOAD, live: verified against the one that serves before it takes a request. To another
     REGION, or home from one, the whole workload moves, by an agreement with that region.
     """
     if bool(to) == bool(cancel):
         raise WrongWord("--to and --cancel" if to else "neither --to nor --cancel", "one of the two", "", None)
-    if replica and cancel:
-        raise WrongWord("--replica beside --cancel", "it beside --to", "", None)
+    if (replica or queue) and cancel:
+        raise WrongWord(f"{'--replica' if replica else '--queue'} beside --cancel", "it beside --to", "", None)
     with connect(context, region) as api:
         begun = (
             api.cancel_migration(cancel, workload, tenant)
             if cancel
-            else api.migrate(tenant, workload, to or "", replica)
+            else api.migrate(tenant, workload, to or "", replica, queue=queue)
         )
         if watch:
             (begun,) = follow(api, [begun], progress(output))
@@ -56,7 +62,7 @@ def migrate(
     elif watch:
         show_migration(begun)
     else:
-        line(f"{begun.id} is {begun.stage}")
+        line(stage_line(begun) if begun.stage == QUEUED else f"{begun.id} is {begun.stage}")
     if watch and not cancel and begun.stage != "done":
         raise refusal_of(begun)
 
@@ -112,8 +118,13 @@ def follow(
     known = {one.id: one for one in migrations}
     said = dict.fromkeys(known, 0)
     waits = dict.fromkeys(known, "")
+    # When one of them begins, its stages are counted from the first one on: the queue is none of them.
+    queued = {one.id for one in known.values() if one.stage == QUEUED}
     while True:
         for one in known.values():
+            if one.id in queued and one.stages[0].stage != QUEUED:
+                queued.remove(one.id)
+                said[one.id] = 0
             for stage in one.stages[said[one.id] :]:
                 say(f"{one.id}  {stage.stage.replace('_', ' ')}  {stage.note}".rstrip())
                 waits[one.id] = ""

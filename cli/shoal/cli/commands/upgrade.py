@@ -240,7 +240,8 @@ class _UpgradeDriver:
         """Update what still moves on drained nodes that are not empty; drain a node again if nothing moves."""
         if not full:
             return
-        live = [one for one in self._api.get("migrations").migrations if one.stage not in ("done", "aborted")]
+        over = ("done", "aborted", "queued")  # what waits in the queue does not move
+        live = [one for one in self._api.get("migrations").migrations if one.stage not in over]
         for name in full:
             moves = [one for one in live if one.source.node == name]
             self._drain_progress[name] = drain_progress(moves, self._drain_refusals[name])

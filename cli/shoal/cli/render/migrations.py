@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from shoal.cli.render.columns import Column
 from shoal.cli.render.output import line, table
@@ -10,6 +11,9 @@ from shoal.cli.render.styles import state, style_of
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
+
+QUEUED: Final = "queued"
+"""The stage of a move that waits in the queue: it has not begun."""
 
 
 def is_over(migration: operator_pb2.MigrationView) -> bool:

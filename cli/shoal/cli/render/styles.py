@@ -19,7 +19,7 @@ STYLES: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(
         ("progressing", "fetching", "loading", "warming", "verifying", "staged", "staging", "shifting", "draining",
-         "planned", "reserved", "starting", "stopping", "paused", "idle", "waking"),
+         "queued", "planned", "reserved", "starting", "stopping", "paused", "idle", "waking"),
         "cyan",
     ),
 }  # fmt: skip

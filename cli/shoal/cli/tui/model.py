@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.cli.render.migrations import is_over
+from shoal.cli.render.migrations import QUEUED, is_over
 from shoal.cli.render.resources import device_stand_in, place, reason, requested_target
 from shoal.types.units import show_seconds, show_usd_per_hour, show_watts
 
-STAGES: Final = ("planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "done")
+STAGES: Final = (QUEUED, "planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "done")
 """Of a migration, in order."""
 
 
@@ -109,10 +109,11 @@ def _stages(stage: str, width: int) -> str:
     """Which are done, which is on, which are to come: with their names where there is room."""
     if stage not in STAGES:
         return stage.replace("_", " ")
-    at = STAGES.index(stage)
-    marks = ["●" if index < at else "◉" if index == at else "○" for index in range(len(STAGES))]
-    named = " ".join(f"{mark} {name}" for mark, name in zip(marks, STAGES, strict=True))
-    return named if len(named) + 2 <= width else f"{''.join(marks)} {stage}, {at + 1} of {len(STAGES)}"
+    stages = STAGES if stage == QUEUED else STAGES[1:]  # of a move that began, its wait is over
+    at = stages.index(stage)
+    marks = ["●" if index < at else "◉" if index == at else "○" for index in range(len(stages))]
+    named = " ".join(f"{mark} {name}" for mark, name in zip(marks, stages, strict=True))
+    return named if len(named) + 2 <= width else f"{''.join(marks)} {stage}, {at + 1} of {len(stages)}"
 
 
 def _p95(figures: Any) -> str:

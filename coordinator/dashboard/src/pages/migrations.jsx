@@ -2,17 +2,17 @@ import { useTable } from "../live.js";
 import { ago, bytes, carbon, digits, joules, money, percent, plural, seconds, span, whole, clock } from "../format.js";
 import { Bar, Empty, Link, Panel, Reason, StandIn, State, Table, useFilter, Waiting, Workload } from "../parts.jsx";
 
-const STAGES = ["planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "done"];
+const STAGES = ["queued", "planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "done"];
 const placeName = (place) => (!place ? "–" : place.region ? `region ${place.region}` : `${place.node}${place.device ? `/${place.device}` : ""}`);
 const isOver = (move) => ["done", "aborted"].includes(move.stage);
 
-/** The way of a move as steps: those behind it, where it is, and those to come. */
+/** The way of a move as steps: those behind it, where it is, and those to come. Only what waits there has a queue. */
 export function Track({ move }) {
   const been = new Set((move.stages ?? []).map((each) => each.stage));
   const failed = ["aborted", "rolling_back"].includes(move.stage);
   return (
     <ol class="track" aria-label={`Stage: ${move.stage}`}>
-      {STAGES.map((stage) => (
+      {STAGES.filter((stage) => stage !== "queued" || been.has(stage)).map((stage) => (
         <li key={stage} class={stage === move.stage ? (stage === "done" ? "good" : "now") : been.has(stage) ? (failed ? "was failed" : "was") : ""} title={stage}><span>{stage}</span></li>
       ))}
       {failed ? <li class="bad" title={move.stage}><span>{move.stage.replace("_", " ")}</span></li> : null}

@@ -13,6 +13,7 @@ from shoal.coordinator.core.migration.effects import move_of
 from shoal.coordinator.core.migration.model import (
     AbortedState,
     ActualOutcome,
+    Cause,
     DoneState,
     DrainingState,
     ExpectedOutcome,
@@ -28,6 +29,7 @@ from shoal.coordinator.core.migration.model import (
     ServiceFigures,
     ShiftingState,
 )
+from shoal.coordinator.core.migration.queue import QUEUED, QueuedMove
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Wall
@@ -38,8 +40,8 @@ from shoal.wire.nouns import fill_view, to_wire
 def migration_views(
     controller: WorkloadsController, fleet: Fleet, name: str, tenant: str, now: Elapsed, wall: Wall
 ) -> list[operator_pb2.MigrationView]:
-    """The kept migrations that match, oldest first. name: a migration's, or a workload's for all of its migrations;
-    empty: any. An empty tenant: any.
+    """The kept migrations that match and the moves in the queue, oldest first. name: a migration's, or a workload's
+    for all of its migrations; empty: any. An empty tenant: any.
 
     Filters before it builds messages, because a client that watches a migration polls several times a second and
     hundreds of old ones are kept.
@@ -49,8 +51,36 @@ def migration_views(
         for each in controller.migrations.all.values()
         if name in ("", each.id, each.workload.name) and tenant in ("", each.workload.tenant)
     ]
-    asked.sort(key=lambda each: (each.stages[0].at, each.id))
-    return [migration_view(controller, fleet, each, now, wall) for each in asked]
+    found = [migration_view(controller, fleet, each, now, wall) for each in asked]
+    found += [
+        queued_move_view(controller, fleet, each, now, wall)
+        for each in controller.queue.all.values()
+        if name in ("", each.id, each.workload.name) and tenant in ("", each.workload.tenant)
+    ]
+    return sorted(found, key=lambda each: (each.stages[0].at, each.id))
+
+
+def queued_move_view(
+    controller: WorkloadsController, fleet: Fleet, queued: QueuedMove, now: Elapsed, wall: Wall
+) -> operator_pb2.MigrationView:
+    """A move that waits, or that ended in the queue, beside the migrations."""
+    stages = [operator_pb2.MigrationStage(stage=QUEUED, at=queued.at, note=queued.aim.where)]
+    if queued.ended is not None:
+        stages.append(operator_pb2.MigrationStage(stage=queued.stage, at=queued.ended_at, note=str(queued.ended)))
+    return operator_pb2.MigrationView(
+        id=queued.id,
+        workload=key_view(queued.workload),
+        stage=queued.stage,
+        cause=Cause.OPERATOR,
+        actor=queued.actor,
+        source=_place(queued.source),
+        to=queued.aim.where,
+        to_stand_in=fleet.stand_in(queued.aim.node, queued.aim.device),
+        reason=refusal_view(controller.queue.reason_of(queued)),
+        gives_up_at=0.0 if queued.is_over else wall + (queued.until - now),
+        stages=stages,
+        gap_s=math.nan,
+    )
 
 
 def migration_view(

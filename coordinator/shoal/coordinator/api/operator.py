@@ -26,6 +26,8 @@ from shoal.coordinator.controllers.region.trust import TrustController
 from shoal.coordinator.core import timeline
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.fleet.labels import LabelGrant
+from shoal.coordinator.core.migration.model import Migration
+from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.types.codes import Code, ShoalError, refuse
@@ -224,16 +226,25 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         actor = identity_of_context(context).uri
         key = _key(request.workload)
         aim = Aim.parse(request.to)
+        begun: Migration | QueuedMove
         if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
+            if request.queue:
+                raise refuse(
+                    Code.FIELD_INVALID, f"queue with region {aim.node}", "NODE or NODE/DEVICE of this region",
+                    "migrate without it: that region is asked for a minute",
+                )  # fmt: skip
             self._region.moves.cross_region_source(key, aim, request.replica)
             if aim.node != self._region.config.name:
                 found = await self._can_move(key, request.to, actor)
                 if found.refusal is not None:
                     raise ShoalError(found.refusal)
             begun = await self._region.moves.migrate_to_region(key, aim, actor, replica=request.replica)
+        elif request.queue:
+            begun = await self._region.queued_moves.migrate(key, aim, actor, replica=request.replica)
         else:
             begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica)
-        await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
+        outcome = begun.id if isinstance(begun, Migration) else f"{begun.id} queued"
+        await self._audit.note(actor, "Migrate", f"{key} to {request.to}", outcome)
         return operator_pb2.MigrateReply(migration=self._views.migration(begun))
 
     async def CancelMigration(
@@ -241,7 +252,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.CancelMigrationReply:
         actor = identity_of_context(context).uri
         key = _key(request.workload) if request.HasField("workload") else None
-        after = await self._region.moves.cancel(request.id, actor, key)
+        after = await self._region.queued_moves.cancel(request.id, actor, key)
         await self._audit.note(actor, "CancelMigration", request.id, after.stage)
         return operator_pb2.CancelMigrationReply(migration=self._views.migration(after))
 

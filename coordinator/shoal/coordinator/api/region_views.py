@@ -6,12 +6,13 @@ from typing import Any, Final
 from shoal.coordinator.api import views
 from shoal.coordinator.api.diagnostics import AddressableProcess
 from shoal.coordinator.api.events import newest_events
-from shoal.coordinator.api.migrations import migration_view, migration_views
+from shoal.coordinator.api.migrations import migration_view, migration_views, queued_move_view
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.model import Migration
+from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import operator_pb2
@@ -63,8 +64,10 @@ class RegionViews:
         ends = await self._enrolment.expiry_of(state.node.role, name)
         return views.node_view(state, self._region.workloads.desired.get(name), ends)
 
-    def migration(self, migration: Migration) -> operator_pb2.MigrationView:
+    def migration(self, migration: Migration | QueuedMove) -> operator_pb2.MigrationView:
         region, now, wall = self._region, self._clock.now(), self._clock.wall()
+        if isinstance(migration, QueuedMove):
+            return queued_move_view(region.workloads, region.fleet.fleet, migration, now, wall)
         return migration_view(region.workloads, region.fleet.fleet, migration, now, wall)
 
     def signals(self) -> list[operator_pb2.SignalView]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.backup import BackupModels
+from shoal.coordinator.api.compute_pool import ComputePool
 from shoal.coordinator.api.dashboard.dashboard import Dashboard
 from shoal.coordinator.api.enrol import EnrolmentService, FollowerEnrolmentService
 from shoal.coordinator.api.models import ModelServer
@@ -34,6 +36,7 @@ from shoal.coordinator.controllers.log.fencing import KEY as REGION_KEY
 from shoal.coordinator.controllers.region.follower import Follower
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.core.migration.queue import QUEUED
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.proofs import SignedProofs
@@ -185,6 +188,7 @@ async def _lead(
         meter=meter,
         restore_reason=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
+        compute=partial(ComputePool().run, "the queue of moves"),
         proofs=SignedProofs(config.region, authority, identity.current),
         exporter=traces,
     )
@@ -440,8 +444,13 @@ def _readings(
             for each in agreements(trades, bids, region.clock.now())
         ),
         metrics.MIGRATIONS: _number_of(
-            (each.stage, _true_or_false(any(place.stand_in for place in (each.source, each.target) if place)))
-            for each in workloads.migrations.live
+            (
+                *(
+                    (each.stage, _true_or_false(any(place.stand_in for place in (each.source, each.target) if place)))
+                    for each in workloads.migrations.live
+                ),
+                *((QUEUED, _true_or_false(bool(each.source.stand_in))) for each in workloads.queue.waiting),
+            )
         ),
         **backup_readings(schedule),
         metrics.SPANS: traces.counts(),

@@ -25,7 +25,7 @@ from shoal.coordinator.api.dashboard.rows import (
     row_text,
     workload_row,
 )
-from shoal.coordinator.api.migrations import migration_view
+from shoal.coordinator.api.migrations import migration_view, queued_move_view
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
@@ -271,6 +271,10 @@ class Board:
             made_of = (move,) if move.is_over else (object(),)
             make = partial(migration_view, region.workloads, region.fleet.fleet, move, now, wall)
             yield _source("migrations", move.id, made_of, partial(_plain, make))
+        queue = region.workloads.queue
+        for queued in queue.all.values():
+            make = partial(queued_move_view, region.workloads, region.fleet.fleet, queued, now, wall)
+            yield _source("migrations", queued.id, (queued, queue.reason_of(queued)), partial(_plain, make))
 
     def _figures(self) -> Source:
         """The newest values of the timeline, of the region (under an empty key) and of each workload."""

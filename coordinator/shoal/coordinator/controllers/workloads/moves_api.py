@@ -158,9 +158,7 @@ class MovesController:
         """
         return await self._run(lambda: self.cancel_transition(name, actor, key))
 
-    def cancel_transition(
-        self, name: str, actor: str, key: WorkloadKey | None
-    ) -> Transition[RegionWrites, Migration]:
+    def cancel_transition(self, name: str, actor: str, key: WorkloadKey | None) -> Transition[RegionWrites, Migration]:
         known = self.get(name)
         check_is_of(name, known.workload, key)
         after, told = machine.cancel(known, actor, self._clock.now(), self._clock.wall())
@@ -307,9 +305,7 @@ def check_is_of(name: str, owner: WorkloadKey, key: WorkloadKey | None) -> None:
         return
     if owner.tenant != key.tenant:
         raise unknown_migration(name)
-    raise refuse(
-        Code.CONFLICT, f"{name} moves {owner}", f"a move of {key}", f"see `shoal get migrations {key.name}`"
-    )
+    raise refuse(Code.CONFLICT, f"{name} moves {owner}", f"a move of {key}", f"see `shoal get migrations {key.name}`")
 
 
 def _node_of(migration: Migration) -> str:

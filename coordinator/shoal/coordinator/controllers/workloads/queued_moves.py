@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.log.context import RegionContext
@@ -247,21 +247,23 @@ class QueuedMovesController:
         ended = self._end(queued, why, "coordinator")
         return Transition(None, ended.writes, ended.adopt)
 
-    def _end(self, queued: QueuedMove, why: Refusal, actor: str) -> Transition[RegionWrites, QueuedMove]:
+    def _end(self, queued: QueuedMove, why: Refusal, actor: str) -> Transition[RegionWrites, Migration | QueuedMove]:
         after = replace(queued, ended=why, ended_at=self._clock.wall())
         told = f"aborted, {queued.waited(self._clock.now())}: {why}"
         return self._transition({queued.id: after}, after, LogEvent("MIGRATION_ABORTED", queued.id, told, actor))
 
     def _transition(
         self, changed: Mapping[str, QueuedMove], result: QueuedMove, event: LogEvent
-    ) -> Transition[RegionWrites, QueuedMove]:
+    ) -> Transition[RegionWrites, Migration | QueuedMove]:
         written = self._queue.writes(changed)
         event = replace(event, node=result.source.node, workload=result.workload)
 
         def adopt(revision: int) -> None:
             self._queue.adopt(changed, written)
             if result.ended is not None:
-                self._meter.count(metrics.MIGRATIONS_ENDED, stage=result.stage, cause="operator", code=result.ended.code)
+                self._meter.count(
+                    metrics.MIGRATIONS_ENDED, stage=result.stage, cause="operator", code=result.ended.code
+                )
 
         return Transition(result, RegionWrites(written.puts, written.deletes, (event,)), adopt)
 

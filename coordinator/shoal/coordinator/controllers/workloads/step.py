@@ -83,8 +83,8 @@ RECONNECT_S: Final = 5.0
 
 
 class WorkloadsController:
-    """Owns desired sets, the reconciler's memory and the migrations; computes and commits each step. The queue of moves is
-    only kept here: no step reads it."""
+    """Owns desired sets, the reconciler's memory and the migrations; computes and commits each step. It also keeps the
+    queue of moves, which no step reads."""
 
     def __init__(
         self,

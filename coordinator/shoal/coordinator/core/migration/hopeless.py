@@ -63,7 +63,9 @@ def passing_refusal(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str, re
 
 
 def _lasts(fault: PlacementFault, where: str) -> bool:
-    return fault.refusal.code is Code.CERT_REVOKED or fault.constraint in _OF_AN_EMPTY_DEVICE or is_lasting(fault, where)
+    return (
+        fault.refusal.code is Code.CERT_REVOKED or fault.constraint in _OF_AN_EMPTY_DEVICE or is_lasting(fault, where)
+    )
 
 
 def _relieved(inputs: Inputs, intent: Intent, aim: Aim) -> Inputs:

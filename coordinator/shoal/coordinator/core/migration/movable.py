@@ -1,4 +1,4 @@
-"""Which replica of a workload a requested move takes, and why none can go. Requests and the queue of moves ask alike."""
+"""Which replica of a workload a requested move takes, and why none can go. For requests and for the queue of moves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
