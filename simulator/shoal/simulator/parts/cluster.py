@@ -20,7 +20,7 @@ from shoal.simulator.parts.convergence import ConvergenceCheck
 from shoal.simulator.parts.front_control import SimFrontControl
 from shoal.simulator.parts.hardware import Behaviour, Chip, SimDeviceDriver
 from shoal.simulator.parts.machine import USUAL_LIMITS, SimMachine
-from shoal.simulator.parts.migration_events import migration_facts, migrations_in
+from shoal.simulator.parts.migration_events import migration_facts, migrations_in, queued_moves_in
 from shoal.simulator.parts.network import COORDINATOR, REGION, SimAgentLinks, SimLink, SimNetwork
 from shoal.simulator.parts.operators import SimOperators
 from shoal.simulator.parts.storage import (
@@ -192,6 +192,8 @@ class SimCluster:
         if moment is CommitMoment.AFTER:
             for migration in migrations_in(transaction):
                 self.world.record("move.step", **migration_facts(migration))
+            for name, stage in queued_moves_in(transaction):
+                self.world.record("move.queue", migration=name, stage=stage)
         self.on_commit(moment, transaction)
 
     def _on_coordinator_death(self) -> None:

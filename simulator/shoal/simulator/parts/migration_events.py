@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
+from shoal.coordinator.controllers.workloads.move_queue import QUEUE
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.effects import had_outage, has_wrong_answers
 from shoal.coordinator.core.migration.model import NEVER, AbortedState, Migration, ShiftingState
+from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import PlacementPlan
 from shoal.coordinator.ports import Transaction
 from shoal.types.migration import Against
@@ -19,6 +21,14 @@ def migrations_in(transaction: Transaction) -> Iterator[Migration]:
     for key, value in sorted(transaction.puts.items()):
         if key.startswith(MIGRATIONS):
             yield codec.load(Migration, value)
+
+
+def queued_moves_in(transaction: Transaction) -> Iterator[tuple[str, str]]:
+    """Moves that the transaction puts into the queue or takes out of it, with their stage; empty: they begin."""
+    for key, value in sorted(transaction.puts.items()):
+        if key.startswith(QUEUE):
+            yield key.removeprefix(QUEUE), codec.load(QueuedMove, value).stage
+    yield from ((key.removeprefix(QUEUE), "") for key in sorted(transaction.deletes) if key.startswith(QUEUE))
 
 
 def step_of(migration: Migration) -> str:

@@ -15,9 +15,11 @@ from shoal.coordinator.controllers.fleet.records import NODES, NodeRecord
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
+from shoal.coordinator.controllers.workloads.move_queue import QUEUE
 from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.core.catalog.model import DOCUMENTS, DocumentKey, StoredDocument
 from shoal.coordinator.core.migration.model import Migration
+from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.policies import Workload
@@ -53,6 +55,9 @@ class SimOperators:
         self.deleted_at: dict[str, float] = {}
         """Workload -> when its deletion was last requested."""
         self._moves = self._rng.stream("moves")
+        self._queued_moves = self._rng.stream("queued moves")  # its own stream: it leaves other draws unchanged
+        self.queues = 0.0
+        """Share of the moves that may wait in the queue."""
         self._edition = 0
         self._changes = 0
         self._hang_up_after_s: float | None = None
@@ -122,15 +127,17 @@ class SimOperators:
         node = rng.choice([machine.name for machine in self._cluster.machines if machine.chips])
         key = WorkloadKey(TENANT, rng.choice(NAMES))
         drains, cancels = rng.happens(0.2), rng.happens(0.15)
+        queues = self.queues > 0 and self._queued_moves.happens(self.queues)
 
         async def act(region: RegionalCoordinator) -> None:
             if drains:
                 await region.moves.drain(node, OPERATOR_URI)
                 return
-            begun = await region.moves.migrate(key, Aim(node), OPERATOR_URI)
+            moves = region.queued_moves if queues else region.moves
+            begun = await moves.migrate(key, Aim(node), OPERATOR_URI)
             if cancels:
                 await asyncio.sleep(rng.exponential(2.0))
-                await region.moves.cancel(begun.id, OPERATOR_URI)
+                await moves.cancel(begun.id, OPERATOR_URI)
 
         outcome = await self._attempt(act)
         self._world.record("operator.moves", node=node, workload=str(key), drains=drains, outcome=outcome)
@@ -154,6 +161,12 @@ class SimOperators:
         outcome = await self._attempt(lambda region: region.fleet.cordon(node, on, OPERATOR_URI))
         self._world.record("operator.cordon", node=node, on=on, outcome=outcome)
         return outcome
+
+    async def empty_queue(self) -> None:
+        """Take back every move that still waits."""
+        region = self._cluster.region
+        for waits in tuple(region.workloads.queue.waiting) if region is not None else ():
+            await self._retry_until_done(partial(_take_back, name=waits.id))
 
     async def uncordon_all(self) -> None:
         """Uncordon every node once the faults are over."""
@@ -182,6 +195,7 @@ class SimOperators:
         acts_on |= {DESIRED + node: each.version.generation for node, each in region.workloads.desired.items()}
         acts_on |= {NODES + name: (each.epoch, each.cordoned) for name, each in region.fleet.fleet.nodes.items()}
         acts_on |= {MIGRATIONS + name: str(each.stage) for name, each in region.workloads.migrations.all.items()}
+        acts_on |= {QUEUE + name: each.stage for name, each in region.workloads.queue.all.items()}
         found: dict[str, object] = {}
         for key, value in store.contents().items():
             if key.startswith(DOCUMENTS):
@@ -190,6 +204,8 @@ class SimOperators:
                 found[key] = codec.load(DesiredSet, value).version.generation
             elif key.startswith(MIGRATIONS):
                 found[key] = str(codec.load(Migration, value).stage)
+            elif key.startswith(QUEUE):
+                found[key] = codec.load(QueuedMove, value).stage
             elif key.startswith(NODES):
                 node = codec.load(NodeRecord, value)
                 found[key] = (node.epoch, node.cordoned)
@@ -303,6 +319,12 @@ class SimOperators:
             self._world.record("audit.dropped", subject=subject, code=str(error.code))
         else:
             self._world.record("audit.kept", subject=subject)
+
+
+async def _take_back(region: RegionalCoordinator, name: str) -> None:
+    waits = region.workloads.queue.all.get(name)
+    if waits is not None and not waits.is_over:
+        await region.queued_moves.cancel(name, OPERATOR_URI)
 
 
 async def _uncordon(region: RegionalCoordinator, node: str) -> None:

@@ -36,7 +36,8 @@ NOTHING_MISSING_S = 2.5
 QUIESCENT_S = 3.0
 """For how long nothing may start, stop or be decided once the region has converged."""
 
-
+QUEUE_S = 15.0
+"""Virtual seconds after the last fault in which moves that wait may begin; those that still do are taken back."""
 MANY_REQUESTS_S = 0.03
 """Mean seconds between two requests, where a run is about requests."""
 CLIENT_TIMEOUTS_S = (Seconds(0.3), Seconds(2.0), TIMEOUT_S)
@@ -69,6 +70,8 @@ class RegionScenario:
     to_zero: float = 0.0
     # Mean seconds between two clients' requests.
     request_every_s: float = REQUEST_INTERVAL_S
+    # Share of the operators' moves that may wait in the queue.
+    queues: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ class RegionRun:
 async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None:
     """Safety, then liveness."""
     cluster, operators = stage.cluster, stage.cluster.operators
+    operators.queues = scenario.queues
     storm = RegionFaultSchedule(cluster, scenario.faults)
     stage.kinds = tuple(kind.name for kind in storm.kinds)
     await cluster.start()
@@ -278,6 +282,9 @@ async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None
         traffic.cancel()
     await cluster.clear_faults()
     stage.world.record("storm.ends")
+    if scenario.queues:
+        await asyncio.sleep(QUEUE_S)
+        await operators.empty_queue()
     stage.converged_s = await stage.wait_converged(CONVERGE_TIMEOUT_S, "after the storm")
     await stage.check_quiescent(QUIESCENT_S)
     traffic.cancel()
@@ -293,6 +300,7 @@ SCENARIOS = {
     for scenario in (
         RegionScenario("storm"),
         RegionScenario("idle", to_zero=0.7, request_every_s=2.0),
+        RegionScenario("queue", queues=0.8),
         RegionScenario("calm", faults=(), datagrams=0.0, mqtt=0.5, faults_s=(1.0, 2.0)),
         RegionScenario(
             "requests",
