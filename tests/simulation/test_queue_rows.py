@@ -17,7 +17,6 @@ from shoal.simulator.parts.machine import SimMachine
 from shoal.simulator.parts.operators import OPERATOR_URI
 from shoal.simulator.run.seeds import replay
 from shoal.simulator.scenarios.region_run import SCENARIOS, run_seed
-from shoal.types.codes import Code
 
 SEEDS = 2
 ENDS_S = 120.0

@@ -603,7 +603,8 @@ _MIGRATIONS: Final = {
         "See `shoal describe migration ID` for the figures.",
     ),
     Code.MOVE_TIMEOUT: CodeHelp(
-        "A stage of the move did not end in time.", "See which stage in `shoal describe migration ID`."
+        "A stage of the move did not end in time, or it waited in the queue for too long.",
+        "See which stage in `shoal describe migration ID`.",
     ),
     Code.MOVE_CANCELLED: CodeHelp("An operator cancelled the move.", "Nothing."),
     Code.QUEUE_FULL: CodeHelp(

@@ -65,8 +65,8 @@ class Drained(Listed):
     def drain(self, node: str) -> operator_pb2.DrainReply:
         return operator_pb2.DrainReply(migrations=[view("m-1", "planned")])
 
-    def migrate(self, *_: str) -> operator_pb2.MigrationView:
-        return view("m-1", "planned")
+    def migrate(self, *_: str, queue: bool) -> operator_pb2.MigrationView:
+        return view("m-1", "queued" if queue else "planned")
 
 
 class Relieved:
@@ -318,6 +318,53 @@ def test_a_move_is_taken_back_by_its_name_alone() -> None:
     asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--replica", "a-1"])
     assert asked.exit_code == 2
     assert "--replica beside --cancel" in asked.stderr
+
+
+def staged(name: str, *stages: str, code: str = "") -> operator_pb2.MigrationView:
+    """A move that went through these stages, and what it waits for."""
+    told = [operator_pb2.MigrationStage(stage=stage) for stage in stages]
+    reason = nouns_pb2.Refusal(code=code)
+    return operator_pb2.MigrationView(id=name, stage=stages[-1], stages=told, reason=reason)
+
+
+def test_a_watch_goes_through_the_queue_into_the_move() -> None:
+    """Each stage is said once, the first of the move that begins too."""
+    said = list[str]()
+    api = Listed(
+        (staged("m-1", "queued", code="MEMORY_SHORT"),),
+        (staged("m-1", "queued", code="CONFLICT"),),
+        (staged("m-1", "planned", "reserved"),),
+        (staged("m-1", "planned", "reserved", "done"),),
+    )
+    (ended,) = follow(cast(RegionClient, api), [staged("m-1", "queued", code="MEMORY_SHORT")], said.append)
+    assert ended.stage == "done"
+    assert [each.removeprefix("m-1  ").split()[0] for each in said] == [
+        "queued", "waits:", "waits:", "planned", "reserved", "done",
+    ]  # fmt: skip
+
+
+def test_a_watch_ends_with_what_ended_the_wait() -> None:
+    said = list[str]()
+    api = Listed((staged("m-1", "queued", "aborted", code="MOVE_TIMEOUT"),))
+    (ended,) = follow(cast(RegionClient, api), [staged("m-1", "queued", code="MEMORY_SHORT")], said.append)
+    assert (ended.stage, ended.reason.code) == ("aborted", "MOVE_TIMEOUT")
+    assert said[-1] == "m-1  aborted"
+
+
+def test_what_is_queued_says_for_what_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Drained):
+        def migrate(self, *_: str, queue: bool) -> operator_pb2.MigrationView:
+            assert queue
+            return staged("m-1", "queued", code="MEMORY_SHORT")
+
+    monkeypatch.setattr("shoal.cli.commands.migrate.connect", lambda *_: nullcontext(Full()))
+    answer = CliRunner().invoke(migrate, ["reader", "--to", "edge-2", "--queue"])
+    assert answer.exit_code == 0, answer.output
+    assert "queued" in answer.stdout
+    assert "MEMORY_SHORT" in answer.stdout
+    asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--queue"])
+    assert asked.exit_code == 2
+    assert "--queue beside --cancel" in asked.stderr
 
 
 def test_it_says_by_which_reference_a_replica_was_judged(capsys: pytest.CaptureFixture[str]) -> None:

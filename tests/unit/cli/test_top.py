@@ -88,6 +88,12 @@ def test_a_move_is_a_picture_within_the_width(width: int) -> None:
         assert lines[2] == "  ●●●●●◉○○ shifting, 6 of 8"
 
 
+def test_a_move_that_waits_is_before_every_stage() -> None:
+    waits = migration("queued", 0.0)
+    assert move_lines(waits, 140)[2].startswith("  ◉ queued ○ planned ○ reserved")
+    assert move_lines(waits, 70)[2] == "  ◉○○○○○○○○ queued, 1 of 9"
+
+
 def test_keys_open_tables_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cli.tui.app.LOOK_S", 0.01)
     looks = iter([snapshot(10.0, 0), snapshot(11.0, 5)])

@@ -41,6 +41,7 @@ from shoal.coordinator.core import rate_limit, timeline
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.core.fleet import labels
 from shoal.coordinator.core.graph.rules import RULES
+from shoal.coordinator.core.migration import queue
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
@@ -242,6 +243,9 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{compute_pool.MAX_REQUESTS_PER_CALLER}, {compute_pool.THREADS}; one at a time of each"
         ),
         "unreadable messages of a session on the link": f"{MAX_INVALID}",
+        "moves that wait in the queue, of one tenant and of all; those that ended there and are kept": (
+            f"{queue.MOST_OF_TENANT}, {queue.MOST}; {queue.KEPT}"
+        ),
     }
 
 

@@ -161,10 +161,11 @@ def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadVi
     """Raises ShoalError if waiting for one of these is useless."""
     stuck = {(v.workload.tenant, v.workload.name): v for v in waiting if v.state == "pending"}
     for move in api.poll("migrations").migrations if stuck else ():
-        if move.stages[0].stage == QUEUED:
-            continue  # somebody else asked for it, and it never began
         key = (move.workload.tenant, move.workload.name)
-        if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
+        if key not in stuck or move.stage != "aborted":
+            continue
+        # What ended in the queue somebody else had asked for.
+        if move.stages[0].at >= since and move.stages[0].stage != QUEUED:
             why = refusal_of(move).refusal
             raise refuse(
                 why.code, f"{why.found}; {move.workload.name} serves on as it was", why.asked,

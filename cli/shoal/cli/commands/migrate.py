@@ -122,7 +122,7 @@ def follow(
     queued = {one.id for one in known.values() if one.stage == QUEUED}
     while True:
         for one in known.values():
-            if one.id in queued and one.stages[0].stage != QUEUED:
+            if one.id in queued and all(stage.stage != QUEUED for stage in one.stages):
                 queued.remove(one.id)
                 said[one.id] = 0
             for stage in one.stages[said[one.id] :]:

@@ -201,7 +201,7 @@ async def test_a_move_may_wait_for_what_a_relaxed_level_admits(
 
 async def test_a_device_that_is_too_small_for_it_alone_is_no_hope(world: RegionFixture) -> None:
     """What others hold may go, what the device never had does not come."""
-    source, target = await two_agents(world)
+    _, target = await two_agents(world)
     await target.report(free_bytes=0)
     state = world.region.fleet.fleet.nodes[target.name]
     small = replace(state.node, devices=tuple(replace(each, memory_bytes=Bytes(1000)) for each in state.node.devices))
