@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,10 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
+from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
+from shoal.coordinator.core.migration.model import ReplicaPlace
+from shoal.coordinator.core.migration.queue import QueuedMove
+from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.main.options import parser_of, store_kinds, store_options_of, store_settings_of
 from shoal.coordinator.ports import Compacted, OpenStore, StaleRevision, StoreChange, StoreOptions, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import Elapsed, Wall
+from shoal.types.workload import WorkloadKey
 
 CHANGES_KEPT = 16
 
@@ -231,6 +238,32 @@ async def test_a_commit_costs_no_more_when_many_changes_are_kept(tmp_path: Path)
         assert await cost() <= 3 * at_first
     finally:
         await store.close()
+
+
+async def test_moves_that_wait_are_read_back_and_stand_apart(opener: Opener, tmp_path: Path) -> None:
+    """In the transaction that begins one, it leaves the queue; what scans migrations finds none that waits."""
+    moves = [
+        QueuedMove(
+            f"m-{number}", WorkloadKey("shop", "reader"), "ops", Aim("edge-1", "cpu0"), "",
+            ReplicaPlace("a-1", "edge-2", "cpu0", "sha256:0", "fp32"), Refusal(Code.MEMORY_SHORT, "0 B free", "1 GiB"),
+            Wall(1.8e9), Elapsed(100.0), Elapsed(3700.0),
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    moves[2] = replace(moves[2], ended=Refusal(Code.MOVE_CANCELLED, "by ops"), ended_at=Wall(1.8e9 + 5))
+    async with open_store(opener, tmp_path) as store:
+        written = MoveQueueRepository().writes({each.id: each for each in moves})
+        await store.commit(Transaction(written.puts, deletes=written.deletes))
+    async with open_store(opener, tmp_path) as store:
+        queue = MoveQueueRepository()
+        await queue.start(store)
+        assert queue.all == {each.id: each for each in moves}
+        assert [each.id for each in queue.waiting] == ["m-0", "m-1"]
+        assert not await store.scan(MIGRATIONS)
+        left = queue.writes({"m-0": None})
+        await store.commit(Transaction({MIGRATIONS + "m-0": b"{}", **left.puts}, deletes=left.deletes))
+        await queue.start(store)
+        assert [*queue.all] == ["m-1", "m-2"]
 
 
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:
