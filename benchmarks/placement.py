@@ -26,6 +26,7 @@ median decision grows between the smallest and the largest size. The last line i
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import resource
@@ -47,7 +48,9 @@ from _placement.standing import REGION, fill, workload_text
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.main import GC_THRESHOLD
 from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.host import gc_freeze
 from shoal.types.workload import WorkloadKey
 
 SIZES: Final = (1_000, 5_000, 15_000, 100_000)
@@ -241,6 +244,7 @@ class ScaleRun:
 
 async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
     heartbeat_s = max(1.0, nodes / HEARTBEATS_PER_S)
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])  # as the coordinator's program has it
     clock = CoordinatorClock()
     store = await SqliteStore.open(folder)
     standing = await fill(store, nodes, clock.wall(), heartbeat_s)
@@ -251,7 +255,10 @@ async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
     await region.start()
     links.attach(region)
     run, monitor = ScaleRun(region, links, load), LoopMonitor()
-    tasks = [asyncio.create_task(links.run()), asyncio.create_task(region.run()), asyncio.create_task(monitor.run())]
+    tasks = [
+        asyncio.create_task(each)
+        for each in (links.run(), region.run(), monitor.run(), gc_freeze.collect_regularly())
+    ]
     try:
         await run.at_rest()
         start_s = time.monotonic() - began

@@ -81,3 +81,28 @@ async def test_garbage_does_not_wait_for_a_high_threshold() -> None:
     finally:
         collecting.cancel()
         gc.enable()
+
+
+async def test_what_is_old_is_no_longer_searched() -> None:
+    kept = Node()
+    collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001))
+    try:
+        await until(lambda: not any(each is kept for each in gc.get_objects()), 5.0, "it to be excluded")
+    finally:
+        collecting.cancel()
+
+
+async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much() -> None:
+    gc_freeze.freeze()
+    collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001, count_every=1))
+    try:
+        kept = [Node() for _ in range(gc.get_freeze_count())]
+        garbage = weakref.ref(kept[0])
+        await until(lambda: not any(each is kept[0] for each in gc.get_objects()), 5.0, "it to be excluded")
+        excluded = gc.get_freeze_count()
+        kept.clear()
+        assert garbage() is not None, "nothing frees a cycle without a search"
+        kept += [Node() for _ in range(excluded)]
+        await until(lambda: garbage() is None, 30.0, "it to be freed")
+    finally:
+        collecting.cancel()
