@@ -50,7 +50,7 @@ from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES
 from shoal.types.migration import Against, has_answers
 from shoal.types.units import Bytes, Elapsed, Seconds
-from shoal.types.workload import Intent, Preempt, WorkloadKey
+from shoal.types.workload import Intent, Preempt, Quota, WorkloadKey
 
 NO_CONTENT: Final = DesiredContent()
 BUSY_STEPS: Final = 16
@@ -384,14 +384,14 @@ class KeptDecisions:
         return {each.key for each in (*new, *gone)}, {each.key for each in new} ^ {each.key for each in gone}
 
     def _defer(
-        self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None, quotas: Mapping[str, object]
+        self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None, quotas: Mapping[str, Quota]
     ) -> dict[int, Intent]:
         """Those that wait for a later step, by identity: the last of the new workloads by rank."""
         if most is None or len(new) <= most:
             return {}
         # As many as are decided about again anyway: so the steps of a large apply grow, and together decide about each
         # workload a few times.
-        tenants = {each.key.tenant for each in new} & quotas.keys()
+        tenants = {each.key.tenant for each in new} & _bounded_tenants(quotas)
         most = max(most, len(self._loose) + sum(len(self._of_tenant.get(tenant, ())) for tenant in tenants))
         known = {each.key for each in gone}
         came = sorted((each for each in new if each.key not in known), key=rank_of)
@@ -439,10 +439,7 @@ class KeptDecisions:
                 if world.profiles.get(model) is not self._profiles.get(model):
                     found |= users
         found = self._with_disproving(world, found)
-        # Where a quota bounds the replicas of a tenant, all of its workloads are weighed against each other.
-        bounded = {
-            tenant for tenant, quota in world.quotas.items() if quota.replicas is not None or quota.memory is not None
-        }
+        bounded = _bounded_tenants(world.quotas)
         tenants = {key.tenant for key in found if key.tenant in bounded and intent_of(key) is not None}
         return found.union(*(self._of_tenant.get(tenant, set()) for tenant in tenants))
 
@@ -518,6 +515,11 @@ def _standing(allocations: Allocations, on_slot: OnSlots, decided: int) -> Stand
         return Bytes(sum(each.memory.committed_bytes for each in found)), sum(each.busy for each in found)
 
     return StandingReplicas(allocations, ahead, decided)
+
+
+def _bounded_tenants(quotas: Mapping[str, Quota]) -> set[str]:
+    """Where a quota bounds the replicas of a tenant, all of its workloads are weighed against each other."""
+    return {tenant for tenant, quota in quotas.items() if quota.replicas is not None or quota.memory is not None}
 
 
 def _shared_inputs(world: RegionState) -> tuple[object, ...]:
