@@ -147,17 +147,18 @@ def _tables(solver: Solver, level: Level, index: Mapping[tuple[str, str, int], i
     cost, memory, busy = np.full(len(index), np.inf), np.zeros(len(index)), np.zeros(len(index))
     current = {each.option.key for each in solver.healthy}
     devices = [Slot(state.name, device.name) for state, device in solver.scope.devices]
-    is_new = not (solver.healthy or solver.failed)
-    figures = solver.figures(level.require, level.limits, devices) if is_new else None
+    figures = solver.figures(level.require, level.limits, devices)
     if figures is not None:
         for each in figures:
             at = np.flatnonzero(each.feasible) * (len(index) // len(devices)) + solver.intent.models.index(each.model)
             cost[at], memory[at], busy[at] = (column[each.feasible] for column in (each.awake, each.memory, each.busy))
-        return cost, memory, busy
-    faults = solver.faults(level.require, level.limits)
-    fits = [
-        option for option, found in zip(solver.options, faults, strict=True) if not found and option.key not in current
-    ]
+        options: Sequence[Option] = [each for each in solver.own_options if _column(solver, each) in index]
+        faults = [solver.scope.faults(option, solver.intent, level.require, level.limits) for option in options]
+        cost[[index[_column(solver, option)] for option in options]] = np.inf
+    else:
+        faults = [*solver.faults(level.require, level.limits)]
+        options = solver.options
+    fits = [option for option, found in zip(options, faults, strict=True) if not found and option.key not in current]
     if fits:
         columns = [index[_column(solver, option)] for option in fits]
         cost[columns] = solver.objectives(fits, [solver.values(option, level.require) for option in fits])

@@ -221,6 +221,18 @@ class Solver:
             self.scope.faults(option, self.intent, require, limits) for option in table.options
         ]
 
+    @property
+    def own_options(self) -> tuple[Option, ...]:
+        """Those where its replicas run or failed: what is so there is not so on all devices alike."""
+        found = [
+            (model, *place)
+            for model in self.intent.models
+            if model.digest in self.scope.inputs.profiles
+            for slot in sorted({Slot(node, device) for node, device, _ in (*self._held, *self._failures)})
+            if (place := self.scope.find(slot)) is not None
+        ]
+        return tuple(self._option(*each) for each in found)
+
     def _make_options(self) -> tuple[Option, ...]:
         return tuple(
             self._option(model, state, device)
