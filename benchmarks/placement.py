@@ -256,8 +256,7 @@ async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
     links.attach(region)
     run, monitor = ScaleRun(region, links, load), LoopMonitor()
     tasks = [
-        asyncio.create_task(each)
-        for each in (links.run(), region.run(), monitor.run(), gc_freeze.collect_regularly())
+        asyncio.create_task(each) for each in (links.run(), region.run(), monitor.run(), gc_freeze.collect_regularly())
     ]
     try:
         await run.at_rest()

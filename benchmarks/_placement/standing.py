@@ -13,8 +13,8 @@ from typing import Final
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.records import NODES, RECEIPTS, NodeRecord, SignedRecord
 from shoal.coordinator.controllers.log.fencing import KEY, RegionRecord
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED
 from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory
-from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.core.catalog.model import MODELS, Catalog, ModelRecord, StoredDocument
 from shoal.coordinator.core.fleet.state import ORIGIN
 from shoal.coordinator.core.placement.model import terms_of

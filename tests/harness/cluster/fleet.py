@@ -19,7 +19,7 @@ from harness.servers.etcd import Etcd
 from harness.wait import wait_until
 from shoal.client import Context, RegionClient
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.workloads.step import DESIRED
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED
 from shoal.coordinator.ports import StoreChange, Transaction
 from shoal.coordinator.store.etcd.store import EtcdStore
 from shoal.types.assignment import DesiredSet, Version

@@ -14,9 +14,9 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.fleet.records import NODES, NodeRecord
 from shoal.coordinator.controllers.log.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.controllers.workloads.move_queue import QUEUE
-from shoal.coordinator.controllers.workloads.step import DESIRED
 from shoal.coordinator.core.catalog.model import DOCUMENTS, DocumentKey, StoredDocument
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.migration.queue import QueuedMove

@@ -16,7 +16,7 @@ from typing import Final
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
-from shoal.coordinator.controllers.workloads.step import DESIRED
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED
 from shoal.coordinator.core.catalog.model import DOCUMENTS
 from shoal.coordinator.core.migration.model import MigrationStage
 from shoal.coordinator.core.placement.model import Aim

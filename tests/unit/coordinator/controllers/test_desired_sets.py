@@ -1,59 +1,135 @@
-"""A desired set with many routes is stored as any other, whatever of it was written out before."""
-
-from dataclasses import replace
+"""A desired set with many routes is several records, of which a write replaces those that changed."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders import agent_values
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.workloads.desired_sets import FEW, DesiredSetEncoder
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, FEW, LARGE, SIZE, DesiredSetRecords, SetWrites
+from shoal.coordinator.ports import StoreRecord
 from shoal.types.assignment import DesiredSet, Forwarding, Front, Version
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
+MANY = set(range(4 * FEW))
+
+
+class Records:
+    """What a store has of them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def commit(self, writes: SetWrites) -> None:
+        self.values |= writes.puts
+        for key in writes.deletes:
+            self.values.pop(key, None)
+
+    def load(self, records: DesiredSetRecords) -> dict[str, DesiredSet]:
+        found = [StoreRecord(key, value, 1) for key, value in sorted(self.values.items())]
+        return records.load(
+            [each for each in found if each.key.startswith(DESIRED)],
+            [each for each in found if each.key.startswith(LARGE)],
+        )
+
 
 def route(number: int, generation: int) -> Route:
     endpoint = Endpoint(f"a-{number}", "n1", EndpointKind.AGENT, "n1:9000", 1.0, EndpointState.READY)
-    return Route(WorkloadKey("shop", f"w-{number:03}"), generation, (endpoint,) * (number % 3))
+    return Route(key_of(number), generation, (endpoint,) * (number % 3))
 
 
-def desired_set(numbers: set[int], generations: dict[int, Route], forwarding: Forwarding) -> DesiredSet:
-    routes = tuple(generations[number] for number in sorted(numbers))
+def key_of(number: int) -> WorkloadKey:
+    return WorkloadKey("shop", f"w-{number:03}")
+
+
+def desired_set(
+    numbers: set[int], generation: int, routes: dict[int, Route] | None = None, forwarding: Forwarding | None = None
+) -> DesiredSet:
+    known = {number: route(number, 1) for number in numbers} if routes is None else routes
     return DesiredSet(
-        "gw", Version("h", 1, len(numbers)), (agent_values.assignment("a-1"),), routes, (), (), Seconds(1.0),
-        forwarding=forwarding, routes_on_demand=len(numbers) % 2 == 1,
+        "gw", Version("h", 1, generation), (agent_values.assignment("a-1"),),
+        tuple(known[number] for number in sorted(numbers)), (), (), Seconds(1.0), forwarding=forwarding,
     )  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.sets(st.integers(0, 2 * FEW), max_size=40), st.booleans()), min_size=1, max_size=5))
-def test_what_is_kept_of_an_earlier_set_changes_no_byte(changes: list[tuple[set[int], bool]]) -> None:
-    encoder, numbers, before = DesiredSetEncoder(), set(range(2 * FEW)), None
-    known, forwarding = {number: route(number, 1) for number in range(2 * FEW + 1)}, Forwarding()
-    for at, (others, is_regrouped) in enumerate(changes):
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 4 * FEW), max_size=200), st.booleans(), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_the_store_has_the_set_as_it_was_written_last(steps: list[tuple[set[int], bool, bool, bool]]) -> None:
+    """Each step changes some routes, and perhaps the forwarding; some commits fail, and some steps follow a restart."""
+    store, records, numbers = Records(), DesiredSetRecords(), MANY
+    routes, stored = {number: route(number, 1) for number in range(4 * FEW + 1)}, desired_set(numbers, 1)
+    store.commit(records.write(stored))
+    for at, (others, is_regrouped, is_stored, restarts) in enumerate(steps):
+        was, known = numbers, dict(routes)
         numbers = numbers ^ others
-        known |= {number: replace(known[number], generation=known[number].generation + 1) for number in others}
-        forwarding = Forwarding((Front("n1", f"key-{len(numbers)}"),)) if is_regrouped else forwarding
-        one = replace(desired_set(numbers, known, forwarding), version=Version("h", 1, at))
-        changed = {WorkloadKey("shop", f"w-{number:03}") for number in others}
-        assert encoder.dump(one, before, changed) == codec.dump(one)
-        before = one.version
+        routes = routes | {number: route(number, at + 2) for number in others}
+        forwarding = Forwarding((Front("n1", f"key-{at}"),)) if is_regrouped else stored.forwarding
+        one = desired_set(numbers, stored.version.generation + 1, routes, forwarding)
+        writes = records.write(one, stored.version, {key_of(number) for number in others})
+        if not is_stored:
+            numbers, routes = was, known
+            continue
+        store.commit(writes)
+        stored = one
+        records = DesiredSetRecords() if restarts else records
+        assert store.load(records if restarts else DesiredSetRecords()) == {"gw": stored}
+    parts = {key for key in store.values if key.startswith(LARGE)}
+    assert parts <= {*records.parts("gw")}, "what may be stored is deleted with the node"
 
 
-def test_what_was_written_of_a_set_that_was_not_stored_is_written_anew() -> None:
-    encoder, known = DesiredSetEncoder(), {number: route(number, 1) for number in range(2 * FEW)}
-    one = replace(desired_set(set(known), known, Forwarding()), version=Version("h", 1, 1))
-    encoder.dump(one)
-    other = replace(one, routes=one.routes[1:], version=Version("h", 1, 2))
-    encoder.dump(other, one.version, {one.routes[0].workload})
-    again = replace(other, routes=one.routes[:-1])
-    assert encoder.dump(again, one.version, {one.routes[-1].workload}) == codec.dump(again)
+def test_a_write_has_what_changed_alone() -> None:
+    store, records = Records(), DesiredSetRecords()
+    one = desired_set(MANY, 1, forwarding=Forwarding((Front("n1", "key"),)))
+    whole = records.write(one)
+    store.commit(whole)
+    routes = {number: route(number, 1) for number in MANY} | {5: route(5, 2)}
+    two = desired_set(MANY, 2, routes, one.forwarding)
+    writes = records.write(two, one.version, {key_of(5)})
+    assert {*writes.puts} == {"desired/gw", "large-sets/gw", "large-sets/gw/routes/0"}
+    assert sum(map(len, writes.puts.values())) < sum(map(len, whole.puts.values())) / 2
 
 
-def test_a_set_with_few_routes_is_written_as_a_whole() -> None:
-    encoder, known = DesiredSetEncoder(), {number: route(number, 1) for number in range(2 * FEW)}
-    for count in (2 * FEW, 3, 2 * FEW):
-        one = desired_set(set(range(count)), known, Forwarding())
-        assert encoder.dump(one) == codec.dump(one)
+def test_after_a_restart_a_write_has_what_changed_alone() -> None:
+    store = Records()
+    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
+    records = DesiredSetRecords()
+    found = store.load(records)["gw"]
+    writes = records.write(desired_set(MANY - {SIZE + 1}, 2), found.version, {key_of(SIZE + 1)})
+    assert {*writes.puts} == {"desired/gw", "large-sets/gw", "large-sets/gw/routes/1"}
+
+
+def test_records_that_an_older_coordinator_left_are_of_no_set() -> None:
+    store, records = Records(), DesiredSetRecords()
+    store.commit(records.write(desired_set(MANY, 1)))
+    whole = desired_set({1, 2, *range(100, 180)}, 2)
+    store.values["desired/gw"] = codec.dump(whole)
+    records = DesiredSetRecords()
+    assert store.load(records) == {"gw": whole}
+    few = desired_set({1, 2}, 3)
+    store.commit(records.write(few, whole.version, {key_of(100)}))
+    assert {*store.values} == {"desired/gw"}
+    assert store.load(DesiredSetRecords()) == {"gw": few}
+
+
+def test_a_set_with_few_routes_is_one_record() -> None:
+    store, records = Records(), DesiredSetRecords()
+    for generation, count in enumerate((2 * FEW, 3, 2 * FEW), 1):
+        one = desired_set(set(range(count)), generation)
+        store.commit(records.write(one))
+        assert store.load(DesiredSetRecords()) == {"gw": one}
+        assert (len(store.values) == 1) == (count == 3)
+
+
+def test_what_a_node_may_forward_to_is_written_as_any_value() -> None:
+    fronts = (Front("n1", "key-1"), Front("n2", ""), Front("n3", "key-3", (key_of(1), key_of(2))))
+    records = DesiredSetRecords()
+    for forwarding in (Forwarding(fronts, ("*",)), Forwarding(fronts[1:], ("shop", 'a"b')), Forwarding()):
+        writes = records.write(desired_set(MANY, 1, forwarding=forwarding))
+        assert writes.puts["large-sets/gw/forwarding"] == codec.dump(forwarding)

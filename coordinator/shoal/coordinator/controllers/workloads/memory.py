@@ -2,6 +2,7 @@
 measured something. A step writes those that changed.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -123,14 +124,31 @@ async def load_memory(store: Store) -> StoredMemory:
     return StoredMemory(memory, is_old=bool(small.marks or small.tables or small.measured))
 
 
+class TrialsByNode:
+    """Which trials may be known of a node, so that those of others are not looked at. Trials that are forgotten stay in
+    it until the coordinator starts again."""
+
+    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+        self._trials = defaultdict[str, set[Trial]](set)
+        self.add(trials)
+
+    def add(self, trials: Iterable[Trial]) -> None:
+        for trial in trials:
+            self._trials[trial.node].add(trial)
+
+    def of(self, node: str) -> Iterable[Trial]:
+        return self._trials.get(node, ())
+
+
 def memory_writes(
     before: ReconcilerMemory,
     after: ReconcilerMemory,
     workloads: Mapping[WorkloadKey, Iterable[Assignment]],
     nodes: Iterable[str],
+    trials: TrialsByNode | None = None,
 ) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
     """Puts and deletes. workloads: those whose marks or table may be others than before, with all of their assignments
-    after the step. nodes: those that measured something."""
+    after the step. nodes: those that measured something. trials: all of theirs; None: all are looked at."""
     puts, deletes = dict[str, bytes](), list[str]()
     small, known = _small(after), _small(before)
     if small != known:
@@ -143,11 +161,12 @@ def memory_writes(
         else:
             puts[OF_WORKLOADS + str(key)] = codec.dump(stored)
     wanted = frozenset(nodes)
-    if wanted:
-        records: dict[str, list[WarmUpRecord]] = {node: [] for node in wanted}
-        for trial in sorted(trial for trial in after.measured if trial.node in wanted):
-            records[trial.node].append(WarmUpRecord(trial, after.measured[trial], after.residuals.get(trial)))
-        puts |= {OF_NODES + node: codec.dump(MeasuredOnNode(tuple(each))) for node, each in records.items()}
+    by_node = TrialsByNode(after.measured) if trials is None and wanted else trials
+    for node in sorted(wanted):
+        assert by_node is not None
+        found = sorted(trial for trial in by_node.of(node) if trial in after.measured)
+        records = [WarmUpRecord(trial, after.measured[trial], after.residuals.get(trial)) for trial in found]
+        puts[OF_NODES + node] = codec.dump(MeasuredOnNode(tuple(records)))
     return puts, tuple(deletes)
 
 

@@ -17,10 +17,10 @@ from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.controllers.workloads.confirmed_limits import ConfirmedLimits
-from shoal.coordinator.controllers.workloads.desired_sets import DesiredSetEncoder
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, LARGE, DesiredSetRecords, SetWrites
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.last_plans import LastPlans
-from shoal.coordinator.controllers.workloads.memory import load_memory, memory_writes
+from shoal.coordinator.controllers.workloads.memory import TrialsByNode, load_memory, memory_writes
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites
 from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
@@ -70,7 +70,6 @@ from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 
-DESIRED: Final = "desired/"
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
 AUDITED_PER_STEP: Final = 4
@@ -144,6 +143,7 @@ class WorkloadsController:
         self._evaluated_inputs: tuple[object, ...] = ()
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
+        self._trials = TrialsByNode()
         self._written_at: dict[str, Elapsed] = {}
         self._kept = KeptDecisions(AUDITED_PER_STEP, AUDITED_PER_SEARCH)
         self._counts = WantedReplicas()
@@ -162,7 +162,7 @@ class WorkloadsController:
         self._history = ""
         """The history for which `_old_sets` was found."""
         self._plans = LastPlans()
-        self._encoder = DesiredSetEncoder()
+        self._records = DesiredSetRecords()
         self.auditor: Callable[[tuple[str, ...]], None] | None = None
         """Told in each step in what its decision differs from one from scratch; None: none is made from scratch."""
         self.transitions = RegionTransitions(context)
@@ -170,8 +170,7 @@ class WorkloadsController:
 
     async def start(self) -> None:
         """Call after the documents are adopted. Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
-        for record in await self._store.scan(DESIRED):
-            self.desired[record.key.removeprefix(DESIRED)] = codec.load(DesiredSet, record.value)
+        self.desired.update(self._records.load(await self._store.scan(DESIRED), await self._store.scan(LARGE)))
         self._contents = {node: _content(desired) for node, desired in self.desired.items()}
         self._old_sets = set(self.desired)
         self._confirmed_limits.forget_all()
@@ -181,6 +180,7 @@ class WorkloadsController:
         self.await_nodes()
         stored = await load_memory(self._store)
         self._memory = self._saved = stored.memory
+        self._trials = TrialsByNode(stored.memory.measured)
         self._is_memory_old = stored.is_old
         await self.migrations.start(self._store)
         await self.queue.start(self._store)
@@ -400,13 +400,13 @@ class WorkloadsController:
         puts, deletes = self._memory_writes(decision)
         writes = None
         if changed or gone or puts or deletes or decision.events or written.puts:
+            sets = [self._writes_of(desired, decision) for desired in changed.values()]
             puts = {
-                **{DESIRED + node: self._dump(desired, decision) for node, desired in changed.items()},
-                **puts,
-                **written.puts,
+                key: value for each in (*(one.puts for one in sets), puts, written.puts) for key, value in each.items()
             }
             events = [_event(happened) for happened in decision.events]
-            deletes = (*(DESIRED + node for node in gone), *deletes, *written.deletes)
+            deletes = (*(key for each in sets for key in each.deletes), *deletes, *written.deletes)
+            deletes = (*(key for node in gone for key in (DESIRED + node, *self._records.parts(node))), *deletes)
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
         contents = {node: looked_at[node] for node in changed}
         if not decision.is_whole:
@@ -418,19 +418,20 @@ class WorkloadsController:
 
         return Transition(None, writes, adopt)
 
-    def _dump(self, desired: DesiredSet, decision: Decision) -> bytes:
+    def _writes_of(self, desired: DesiredSet, decision: Decision) -> SetWrites:
         known = self.desired.get(desired.node)
         # The routes of a node that has nothing and subscribes to nothing follow from the tables alone.
         is_known = known is not None and not (
             known.assignments or desired.assignments or known.routes_on_demand or desired.routes_on_demand
         )
-        return self._encoder.dump(
+        return self._records.write(
             desired, known.version if known is not None else None, decision.rerouted if is_known else None
         )
 
     def _memory_writes(self, decision: Decision) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
         """Of what the reconciler remembers, in this step for the first time."""
-        nodes: Iterable[str] = decision.measured
+        self._trials.add(decision.measured)
+        nodes: Iterable[str] = {trial.node for trial in decision.measured}
         keys: Iterable[WorkloadKey] = decision.remembered
         if self._is_memory_old:
             nodes = {trial.node for trial in decision.memory.measured}
@@ -442,7 +443,7 @@ class WorkloadsController:
                 if one.workload in held:
                     held[one.workload].append(one)
         before = ReconcilerMemory() if self._is_memory_old else self._saved
-        return memory_writes(before, decision.memory, held, nodes)
+        return memory_writes(before, decision.memory, held, nodes, self._trials)
 
     def _adopt_step(
         self,
@@ -488,7 +489,7 @@ class WorkloadsController:
             self._confirmed_limits.forget(node)
             self._old_sets.discard(node)
             self._written_at.pop(node, None)
-            self._encoder.forget(node)
+            self._records.forget(node)
         if self.catalog.guests or self._hosts:
             self._hosts = _guest_hosts(self._contents)
 

@@ -89,6 +89,8 @@ def new_migrations(
     """Automatic moves between regions that begin now, and what holds back the others. Either another region got the
     workload while local replicas serve it, or the workload is to come back from the region that serves it. A
     workload that is to leave waits for its time before it is offered to any region (`may_leave`)."""
+    if not world.delegations:
+        return (), ()
     newest, intents = _newest(migrations), {intent.key: intent for intent in world.intents}
     begins, held = list[Migration](), list[MoveHold]()
     for key, away in sorted(world.delegations.items()):

@@ -197,7 +197,7 @@ def decide(
     events = outcome.events + _poisonings(world.memory, memory) + slept
     events += budget_events(memory.over_budget, plan.budgets)
     decision = Decision(
-        *(plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.nodes),
+        *(plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.trials),
         rerouted=None if rerouted is None else frozenset(rerouted),
     )
     return _with_audit(decision, part, kept.find_refuted(world, decision, now))

@@ -9,7 +9,7 @@ that does not subscribe gets those of all workloads that may enter there.
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -49,6 +49,8 @@ class EntryPoints:
         self._holders = defaultdict[WorkloadKey, set[str]](set)
         self._serving = Counter[str]()
         """By node: how many workloads with routes it has, if any."""
+        self._fronts: dict[str, Front] = {}
+        """Of the nodes that serve, as fronts that forward nothing."""
         self._serving_version = 0
         """Grows when a node gets the first of them or loses the last."""
         self._of_gateways: dict[str, tuple[int, Forwarding]] = {}
@@ -188,9 +190,19 @@ class EntryPoints:
         # It forwards to every node that serves, so these are not looked for anew with each workload.
         version, known = self._of_gateways.get(node, (-1, None))
         if known is None or version != self._serving_version:
-            known = self._forwarding(node)
+            known = Forwarding(tuple(self._serving_fronts(node)), tuple(sorted(self._enters[node])))
             self._of_gateways[node] = self._serving_version, known
         return known
+
+    def _serving_fronts(self, node: str) -> Iterator[Front]:
+        """All nodes that serve but for this one, whose keys are needed although they forward nothing here: the same
+        values as before where they are known."""
+        for name in sorted(self._serving):
+            if name != node:
+                found = self._fronts.get(name)
+                if found is None:
+                    found = self._fronts[name] = Front(name, self._keys.get(name, ""))
+                yield found
 
     def _forwarding(self, node: str) -> Forwarding:
         receives, sends = self._receives(node), self._sends(node)

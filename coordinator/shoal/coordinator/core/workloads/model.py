@@ -401,8 +401,8 @@ class Decision:
     is_whole: bool = True
     # Workloads whose marks or tables are others than before.
     remembered: frozenset[WorkloadKey] = frozenset()
-    # Nodes on which something was measured.
-    measured: frozenset[str] = frozenset()
+    # What was measured in this step, or is forgotten.
+    measured: frozenset[Trial] = frozenset()
     # Number of workloads about which an earlier decision was audited.
     audited: int = 0
     # Those of them about which it was another, and nodes of which columns said what is not so.

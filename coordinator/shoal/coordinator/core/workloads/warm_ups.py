@@ -29,13 +29,17 @@ class WarmUps(NamedTuple):
 
     measured: Map[Trial, Measured]
     residuals: Map[Trial, Residual]
-    # Nodes of which another figure is kept than before, or none any more.
-    nodes: frozenset[str]
+    # Of which another figure is kept than before, or none any more.
+    trials: frozenset[Trial]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset(trial.node for trial in self.trials)
 
 
 def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
     """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads."""
-    known, residuals, changed = world.memory.measured, world.memory.residuals, set[str]()
+    known, residuals, changed = world.memory.measured, world.memory.residuals, set[Trial]()
     for node in sorted(nodes):
         state = world.fleet.nodes.get(node)
         if state is None or not any(each.measured is not None for each in state.observed.values()):
@@ -55,7 +59,7 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
                 later = with_service(seen, observed.measured, observed.served) if seen is not None else None
                 if later is not None and later is not seen:
                     residuals = residuals.set(trial, later)
-                    changed.add(node)
+                    changed.add(trial)
                 continue
             # New, or of an older version, with other operator classes.
             known = known.set(trial, observed.measured)
@@ -63,18 +67,18 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             if residual is not None:
                 gone = _replaced(residuals, trial, residual)
                 if gone is not None:
-                    changed.add(gone.node)
+                    changed.add(gone)
                     residuals = (residuals.delete(gone) if gone in residuals else residuals).set(trial, residual)
             elif trial in residuals:
                 residuals = residuals.delete(trial)
-            changed.add(node)
+            changed.add(trial)
     if len(known) > MOST_WARM_UPS:
         order = sorted(known, key=lambda trial: (trial.node not in world.fleet.nodes, trial))
         # More than has to go, so that not every step has to choose.
         for trial in order[MOST_WARM_UPS - MOST_WARM_UPS // 8 :]:
             known = known.delete(trial)
             residuals = residuals.delete(trial) if trial in residuals else residuals
-            changed.add(trial.node)
+            changed.add(trial)
     return WarmUps(known, residuals, frozenset(changed))
 
 
