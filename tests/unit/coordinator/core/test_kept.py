@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.workloads.decide import decide, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
@@ -301,3 +303,33 @@ def test_a_plan_of_what_changed_changes_nothing_that_is_kept() -> None:
     region.decided_about.clear()
     region.run(5)
     assert set(region.decided_about) == {0}
+
+
+def test_what_a_search_needs_is_there_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, built = region_of(NODES), list[str]()
+    region.intents = tuple(intent(f"w{at}", tenant="shop", where='node.labels.rank != "0"') for at in range(3))
+    region.run(20)
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    region.kept.forget()
+    world = region.world()
+    decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    region.kept.adopt(world, NO_MIGRATIONS, decision, now)
+    assert decision.is_whole
+    region.memory = decision.memory
+    for _ in range(len(region.intents) + 1):
+        region.kept.prepare(decision.memory)
+    fill = DeviceColumns._fill_kinds
+
+    def count(self: DeviceColumns, *given: Any) -> None:
+        built.append("figures")
+        fill(self, *given)
+
+    monkeypatch.setattr(DeviceColumns, "_fill_kinds", count)
+    assert not region.kept.columns._touched
+    region.intents = (*region.intents, intent("late", tenant="zoo", where='node.labels.rank != "0"'))
+    world = replace(region.world(), profiles=world.profiles)
+    found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    assert len(found.plan.workloads) == 1
+    assert not built
+    whole = decide(world, NO_MIGRATIONS, now, wall)
+    assert found.plan.of(WorkloadKey("zoo", "late")) == whole.plan.of(WorkloadKey("zoo", "late"))

@@ -46,6 +46,8 @@ from shoal.types.workload import Intent, Limits, ModelRef, Requirements
 
 MOST_TABLES: Final = 128
 """Requests whose figures are kept, each a few figures for each kind."""
+MOST_PREPARED: Final = MOST_TABLES // 2
+"""Requests whose figures are kept before a step asked for them."""
 MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
@@ -377,6 +379,29 @@ class DeviceColumns:
             if (table := self._tables.get(request)) is not None:
                 self._judged(scope, *table.asked, request.models)
 
+    def prepare(self, intent: Intent, residuals: Map[Trial, Residual]) -> bool:
+        """Builds what the search for a place of this workload needs, unless it is there. False: it was there, or there
+        is no room for more, or no column says it."""
+        if self._inputs is None or self._is_all_marked or self.refuted or len(self._tables) >= MOST_PREPARED:
+            return False
+        scope, require = Scope(replace(self._inputs, residuals=residuals)), intent.require
+        models = [each for each in intent.models if each.digest in self._inputs.profiles]
+        if not (models and self._rows and is_uniform(scope, intent, require, intent.limits)):
+            return False
+        known = self._tables.get(_request(self._inputs, intent, require, intent.limits, models))
+        if known is not None and all(any(each.model is one for one in self._models.values()) for each in known.figures):
+            return False
+        self.figures(scope, intent, require, intent.limits)
+        return True
+
+    def refresh(self, allocations: Allocations, most: int) -> None:
+        """Takes over what is taken on some of the touched nodes, if these allocations are asked about next."""
+        if self._is_all_marked or not self._touched:
+            return
+        names = [*islice(self._touched, most)]
+        self._touched.difference_update(names)
+        self._refresh_nodes(names, allocations)
+
     def touch(self, nodes: Iterable[str]) -> None:
         """What is taken on these nodes differs in the allocations that are asked about next."""
         self._touched.update(nodes)
@@ -552,7 +577,11 @@ class DeviceColumns:
         return self._states[slot.node], device
 
     def _refresh(self, allocations: Allocations) -> None:
-        for name in self._touched:
+        self._refresh_nodes(self._touched, allocations)
+        self._touched.clear()
+
+    def _refresh_nodes(self, names: Iterable[str], allocations: Allocations) -> None:
+        for name in names:
             state = self._states.get(name)
             for device in state.node.devices if state is not None else ():
                 assert state is not None
@@ -561,7 +590,6 @@ class DeviceColumns:
                 self._admissible[row] = admissible_bytes(device, state, allocations.memory_of(state, device))
                 self._booked[row] = allocations.time_of(state, device)
                 self._occupied[row] = bool(allocations.occupants.get(slot))
-        self._touched.clear()
 
     # -- what is the same for all devices of a kind ------------------------------------------------------------------
 
