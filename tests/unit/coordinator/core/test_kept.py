@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement import explain
 from shoal.coordinator.core.placement.columns import DeviceColumns
+from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.coordinator.core.workloads.decide import decide, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.types.assignment import Subscriptions
-from shoal.types.codes import Code
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Elapsed, Wall, Watts
@@ -303,6 +305,29 @@ def test_a_plan_of_what_changed_changes_nothing_that_is_kept() -> None:
     region.decided_about.clear()
     region.run(5)
     assert set(region.decided_about) == {0}
+
+
+def test_what_no_device_can_take_is_looked_at_again_once_a_device_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`CoreRegion.step` compares what it says with what a look at every device says."""
+    region, looked = region_of(NODES), list[str]()
+    refusal = explain.refusal
+
+    def count(solver: Solver, level: Level, remedy: str) -> Refusal:
+        looked.append(str(solver.intent.key))
+        return refusal(solver, level, remedy)
+
+    region.intents = tuple(intent(f"w{at}", tenant="shop", where='node.labels.site == "9"') for at in range(3))
+    region.run(10)
+    monkeypatch.setattr(explain, "refusal", count)
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    for _ in range(2):
+        found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+        region.kept.adopt(world, NO_MIGRATIONS, found, now)
+    assert {str(each.workload) for each in found.waits} == {str(each.key) for each in region.intents}
+    assert not looked, "nothing changed, and all three ask for the same"
+    region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
+    region.run(10)
+    assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1", "w2"}
 
 
 def test_what_a_search_needs_is_there_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

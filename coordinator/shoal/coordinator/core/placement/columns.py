@@ -80,6 +80,25 @@ class KnownOption(NamedTuple):
     objective: float
 
 
+class Nowhere(NamedTuple):
+    """What a request finds that no device can take whatever else is placed."""
+
+    # As `explain.refusal` has it.
+    refusal: Refusal
+    # As `explain.is_permanent` has it.
+    is_permanent: bool
+
+
+class _KnownNowhere(NamedTuple):
+    """That, and what it was found from."""
+
+    found: Nowhere
+    # Of the devices, as `DeviceColumns` counts it.
+    version: int
+    # The measurements, residuals and profiles.
+    learnt: tuple[object, ...]
+
+
 class ModelFigures(NamedTuple):
     """What a workload finds with one of its models: by row, one for each device and some without a device."""
 
@@ -259,10 +278,14 @@ class DeviceColumns:
         self._models: dict[str, _Model] = {}
         self._selectors: dict[str, _Selector] = {}
         self._tables: dict[Request, _Table] = {}
+        self._nowhere: dict[Request, _KnownNowhere] = {}
+        """Of requests that no device can take."""
         self._asked: dict[Request, None] = {}
         """The last requests, the newest last."""
         self._inputs: Inputs | None = None
         """Of the last update."""
+        self._version = 0
+        """Grows when a node comes, goes or is another."""
         self._touched: set[str] = set()
         self._marked: set[str] = set()
         self._is_all_marked = True
@@ -291,6 +314,7 @@ class DeviceColumns:
             for request, table in self._tables.items()
             if all(id(each.model) in models for each in table.figures)
         }
+        found._nowhere = dict(self._nowhere)
         found._touched, found._marked, found._asked = {*self._touched}, {*self._marked}, {}
         return found
 
@@ -412,6 +436,7 @@ class DeviceColumns:
         if before is not None and is_described:
             self._remove(before, but=[device.name for device in state.node.devices])
         self._states[name] = state
+        self._version += 1
         self._touched.add(name)
         closed = node_fault(state) is not None
         for device in state.node.devices:
@@ -433,6 +458,7 @@ class DeviceColumns:
 
     def _remove(self, state: NodeState, but: Sequence[str] = ()) -> None:
         """Takes out a node's devices. but: names of those that stay."""
+        self._version += 1
         for device in state.node.devices:
             slot = Slot(state.name, device.name)
             if device.name not in but and slot in self._rows:
@@ -560,6 +586,28 @@ class DeviceColumns:
                     continue
                 option = replace(sample, state=state, device=device, receipt=state.receipts.get(device.name))
                 yield option, scope.faults_of_place(option, None if refusals is None else refusals[row])
+
+    def nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Nowhere | None:
+        """What was found for such a request, if nothing that it depends on is another. Of a uniform request of a
+        workload that has and had no replica, while no device may sleep."""
+        known = self._nowhere.get(self._request_of(scope, intent, require, limits))
+        if known is None or known.version != self._version:
+            return None
+        same = zip(known.learnt, _learnt(scope, intent), strict=True)
+        return known.found if all(one is other for one, other in same) else None
+
+    def remember_nowhere(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere
+    ) -> None:
+        """For the next workload that asks for the same, in this step or a later one."""
+        request = self._request_of(scope, intent, require, limits)
+        self._nowhere.pop(request, None)
+        _make_room(self._nowhere, MOST_TABLES)
+        self._nowhere[request] = _KnownNowhere(found, self._version, _learnt(scope, intent))
+
+    def _request_of(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Request:
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        return _request(scope.inputs, intent, require, limits, models)
 
     def rows_of(self, slots: Iterable[Slot]) -> Ints:
         """Where the arrays have these devices."""
@@ -732,6 +780,12 @@ def _request(
             tuple(sorted(inputs.unloadable.items())),
         ),
     )
+
+
+def _learnt(scope: Scope, intent: Intent) -> tuple[object, ...]:
+    """What predictions for a workload are made from, besides the devices."""
+    inputs = scope.inputs
+    return inputs.measured, inputs.residuals, *(inputs.profiles.get(each.digest) for each in intent.models)
 
 
 def _shared(inputs: Inputs) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.columns import Nowhere
 from shoal.coordinator.core.placement.domains import taken_domains, weaker
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
@@ -357,13 +358,21 @@ def comparison_models(solver: Solver, level: Level) -> tuple[str, ...]:
     return tuple(sorted({one.model for one in running} - wanted))
 
 
-def is_final(solver: Solver, level: Level) -> bool:
+def is_final(solver: Solver, level: Level, nowhere: Nowhere | None = None) -> bool:
     """Whether replicas stay missing until somebody changes something, because no unused device of the region can take
-    one by waiting. A workload that other regions may run, or whose requirements depend on the time, is never final."""
+    one by waiting. A workload that other regions may run, or whose requirements depend on the time, is never final.
+    nowhere: what is known of it."""
     intent = solver.intent
     may_change = intent.delegation.mode is not DelegationMode.NEVER or bool(intent.schedule)
-    if level.is_full or may_change or intent.key.tenant == GUEST_TENANT or not solver.options:
+    if level.is_full or may_change or intent.key.tenant == GUEST_TENANT:
         return False
+    if nowhere is None and not solver.options:
+        return False
+    return nowhere.is_permanent if nowhere is not None else is_permanent(solver, level)
+
+
+def is_permanent(solver: Solver, level: Level) -> bool:
+    """Whether what excludes each unused device stays until somebody changes something."""
     if solver.has_given_up:
         return all(each.refusal.code not in _TRANSIENT for each in solver.broken_replicas)
     picked = {pick.option.key for pick in level.picks}

@@ -24,7 +24,7 @@ from shoal.coordinator.core.placement.allocations import (
     rank_of,
     wants_standby,
 )
-from shoal.coordinator.core.placement.columns import DeviceColumns
+from shoal.coordinator.core.placement.columns import DeviceColumns, Nowhere
 from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.joint import better_places, is_worth_trying
@@ -383,6 +383,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
     if level is None:
         level, relaxed = solver.choose()
     proposal, change = why.nearest(solver, level) if explain and not level.is_full else (None, "")
+    refusal, is_final = _why_short(solver, level, change, explain=explain)
     plan = WorkloadPlan(
         workload=intent.key,
         policy=intent.policy,
@@ -390,7 +391,7 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
         placed=len(level.picks),
         candidates=why.candidates(solver, level) if explain else (),
         changes=why.changes(solver, level, explain=explain),
-        refusal=None if level.is_full else why.refusal(solver, level, change),
+        refusal=refusal,
         relaxed=relaxed or why.relaxations_in_use(solver, level),
         nearest=change,
         proposal=proposal,
@@ -398,11 +399,26 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
         evicted=(*level.evicted, *(each.assignment.id for each in solver.failed if each.is_preempted)),
         awaiting_node=solver.awaiting_node(level),
         no_standby=level.no_standby,
-        is_final=why.is_final(solver, level),
+        is_final=is_final,
         is_steady=is_steady,
         compared_with=why.comparison_models(solver, level) if explain else (),
     )
     return plan, level.allocations
+
+
+def _why_short(solver: Solver, level: Level, remedy: str, *, explain: bool) -> tuple[Refusal | None, bool]:
+    """Why replicas are missing, and whether they stay missing until somebody changes something. Where no device can
+    take any whatever else is placed, all are looked at once for all workloads that ask for the same."""
+    if level.is_full:
+        return None, False
+    known = None if explain or level.picks else solver.known_nowhere(level)
+    if known is not None:
+        return known.refusal, why.is_final(solver, level, known)
+    refusal = why.refusal(solver, level, remedy)
+    if not (explain or level.picks) and solver.is_nowhere(level):
+        known = Nowhere(refusal, why.is_permanent(solver, level))
+        solver.remember_nowhere(level, known)
+    return refusal, why.is_final(solver, level, known)
 
 
 def _plan_elsewhere(solver: Solver, allocations: Allocations) -> tuple[WorkloadPlan, Allocations]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
-from shoal.coordinator.core.placement.columns import DeviceColumns, KnownOption, ModelFigures, is_uniform
+from shoal.coordinator.core.placement.columns import DeviceColumns, KnownOption, ModelFigures, Nowhere, is_uniform
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node
 from shoal.coordinator.core.placement.domains import Domain, domain_of, taken_domains
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
@@ -29,6 +29,7 @@ from shoal.coordinator.core.placement.rank import (
 )
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
 from shoal.coordinator.core.placement.tenant_cost import NO_COST, TenantCost
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
 from shoal.types.units import Bytes
@@ -405,6 +406,29 @@ class Solver:
                 for option, found in zip(self.options, self.faults(*key), strict=True)
             )
         return self._exclusions[key]
+
+    def known_nowhere(self, level: Level) -> Nowhere | None:
+        """Why no device can take it, if that is known of a workload that asks for the same; None: it is not."""
+        columns = self._columns_of_all(level)
+        return columns.nowhere(self.scope, self.intent, level.require, level.limits) if columns is not None else None
+
+    def is_nowhere(self, level: Level) -> bool:
+        """Whether each device is excluded whatever else is placed, for all that ask for the same."""
+        if self._columns_of_all(level) is None or not self.options:
+            return False
+        return all(self.faults(level.require, level.limits))
+
+    def remember_nowhere(self, level: Level, found: Nowhere) -> None:
+        """For workloads that ask for the same, of a level that is nowhere."""
+        columns = self._columns_of_all(level)
+        if columns is not None:
+            columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found)
+
+    def _columns_of_all(self, level: Level) -> DeviceColumns | None:
+        """The columns, if all that excludes places is the same for each workload that asks for the same."""
+        is_alike = not (self.healthy or self.failed or self.intent.per or self.intent.key.tenant == GUEST_TENANT)
+        columns = self._uniform_columns(level.require, level.limits) if is_alike else None
+        return None if columns is None or columns.may_sleep else columns
 
     def best_first(self, require: Requirements, limits: Limits) -> Sequence[Option]:
         """The options that are feasible by themselves, best first."""
