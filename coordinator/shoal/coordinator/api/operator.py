@@ -192,14 +192,15 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         planned = await placement.explain(key, compute=compute)
         plan, fleet = planned.of(key), self._region.fleet.fleet
         assert plan is not None, "`explain` refuses a workload without one"
-        listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
         found = await delegation_previews(self._region.origin, controller.catalog, (plan,))
+        holds = await placement.reasons_to_stay(key, compute=compute)
+        desired = dict(controller.desired)
         return operator_pb2.ExplainReply(
             plan=await compute(lambda: views.workload_plan_view(plan, fleet, found.get(key))),
-            workload=listed[0] if listed else None,
-            placements=views.placement_views(controller, fleet, planned, key),
+            placements=await compute(lambda: views.placement_views(desired, fleet, planned, key)),
+            workload=views.one_workload_view(controller, fleet, key),
             signals=self._views.signals(),
-            move_holds=[held_move_view(each, fleet) for each in placement.reasons_to_stay(key)],
+            move_holds=[held_move_view(each, fleet) for each in holds],
         )
 
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:

@@ -7,6 +7,7 @@ from shoal.coordinator.api import views
 from shoal.coordinator.api.diagnostics import AddressableProcess
 from shoal.coordinator.api.events import newest_events
 from shoal.coordinator.api.migrations import migration_view, migration_views, queued_move_view
+from shoal.coordinator.api.pace import Pace, extend_in_slices
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
@@ -80,18 +81,25 @@ class RegionViews:
         reply = operator_pb2.GetReply()
         match kind:
             case "nodes":
-                for name, state in sorted(fleet.nodes.items()):
-                    ends = await self._enrolment.expiry_of(state.node.role, name)
-                    reply.nodes.append(views.node_view(state, controller.desired.get(name), ends))
+                pace = Pace()
+                for each, state in sorted(fleet.nodes.items()):
+                    ends = await self._enrolment.expiry_of(state.node.role, each)
+                    reply.nodes.append(views.node_view(state, controller.desired.get(each), ends))
+                    await pace.breathe()
             case "devices":
                 costs = controller.costs
-                for name, state in sorted(fleet.nodes.items()):
-                    reply.devices.extend(views.device_views(state, controller.desired.get(name), costs))
+                devices = (
+                    view
+                    for each, state in sorted(fleet.nodes.items())
+                    for view in views.device_views(state, controller.desired.get(each), costs)
+                )
+                await extend_in_slices(reply.devices, devices)
             case "workloads":
-                reply.workloads.extend(views.workload_views(controller, fleet))
+                await extend_in_slices(reply.workloads, views.workload_views(controller, fleet))
             case "placements":
                 plan = await self._region.placement.explain(compute=compute)
-                reply.placements.extend(views.placement_views(controller, self._region.fleet.fleet, plan))
+                desired, fleet = dict(controller.desired), self._region.fleet.fleet
+                reply.placements.extend(await compute(lambda: views.placement_views(desired, fleet, plan)))
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "agreements":

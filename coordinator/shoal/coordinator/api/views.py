@@ -227,13 +227,13 @@ def device_views(
 
 
 def placement_views(
-    controller: WorkloadsController, fleet: Fleet, plan: PlacementPlan | None, only: WorkloadKey | None = None
+    desired_sets: Mapping[str, DesiredSet], fleet: Fleet, plan: PlacementPlan | None, only: WorkloadKey | None = None
 ) -> list[operator_pb2.PlacementView]:
     """plan: the source of predictions; None: without predictions."""
     predictions, stays = _predictions(plan), stay_reasons(plan)
-    routed = _route_targets(controller.desired, fleet)
+    routed = _route_targets(desired_sets, fleet)
     views = []
-    for node, desired in sorted(controller.desired.items()):
+    for node, desired in sorted(desired_sets.items()):
         state = fleet.nodes.get(node)
         for each in desired.assignments:
             if only is not None and each.workload != only:
@@ -308,11 +308,23 @@ class WorkloadIndex:
         return tuple(each for _, each in sorted(self.ingress.get(key, {}).items()))
 
 
-def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operator_pb2.WorkloadView]:
-    """Every applied workload, and deleted ones that still have assignments."""
+def workload_views(controller: WorkloadsController, fleet: Fleet) -> Iterator[operator_pb2.WorkloadView]:
+    """Every applied workload, and deleted ones that still have assignments; each is made when it is asked for."""
     index = WorkloadIndex.of_region(controller, fleet)
-    views = [workload_view(controller, intent, index) for intent in controller.intents]
-    return views + [leaving_view(key, index) for key in leaving_workloads(controller, index)]
+    for intent in controller.intents:
+        yield workload_view(controller, intent, index)
+    for key in leaving_workloads(controller, index):
+        yield leaving_view(key, index)
+
+
+def one_workload_view(
+    controller: WorkloadsController, fleet: Fleet, key: WorkloadKey
+) -> operator_pb2.WorkloadView | None:
+    """As `workload_views` has it; None: it is not applied, and has no assignments."""
+    index, intent = WorkloadIndex.of_region(controller, fleet), controller.intent_of(key)
+    if intent is not None:
+        return workload_view(controller, intent, index)
+    return leaving_view(key, index) if key in index.assigned else None
 
 
 def leaving_workloads(controller: WorkloadsController, index: WorkloadIndex) -> list[WorkloadKey]:

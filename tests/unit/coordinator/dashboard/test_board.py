@@ -12,7 +12,7 @@ import pytest
 from harness.fakes.region import FakeAgent, RegionFixture, two_agents
 from shoal.coordinator.api import views
 from shoal.coordinator.api.dashboard import board
-from shoal.coordinator.api.dashboard.board import EVENTS_SHOWN, Board, Pace
+from shoal.coordinator.api.dashboard.board import EVENTS_SHOWN, Board
 from shoal.coordinator.api.dashboard.feed import RowChange
 from shoal.coordinator.api.dashboard.rows import (
     device_row,
@@ -22,6 +22,7 @@ from shoal.coordinator.api.dashboard.rows import (
     row_text,
     workload_row,
 )
+from shoal.coordinator.api.pace import Pace
 from shoal.coordinator.core import timeline
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.workload import WorkloadKey
@@ -67,7 +68,7 @@ async def test_rows_are_what_the_command_line_shows(viewer: Viewer) -> None:
         assert found["devices"][f"{name}/cpu0"] == as_json(device_row(device))
     (workload,) = views.workload_views(controller, region.fleet.fleet)
     assert found["workloads"] == {"default/reader": as_json(workload_row(workload))}
-    (placed,) = views.placement_views(controller, region.fleet.fleet, controller.last_plan)
+    (placed,) = views.placement_views(controller.desired, region.fleet.fleet, controller.last_plan)
     assert list(found["placements"].values()) == [as_json(placement_row(placed))]
     assert found["region"] == {"eu": {"name": "eu"}}
 

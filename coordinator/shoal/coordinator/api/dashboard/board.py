@@ -26,6 +26,7 @@ from shoal.coordinator.api.dashboard.rows import (
     workload_row,
 )
 from shoal.coordinator.api.migrations import migration_view, queued_move_view
+from shoal.coordinator.api.pace import Pace
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
@@ -39,12 +40,10 @@ from shoal.types.units import UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import operator_pb2
 
-SLICE_S: Final = 0.004
-"""The loop is given back after this much work."""
 TICK_S: Final = 0.1
 """Shortest time between two looks at the region."""
 IDLE_FACTOR: Final = 9
-"""After a look that took t, wait at least 9 t: looking takes a tenth of the loop at most."""
+"""After a look that took t of the processor, wait at least 9 t: looking takes a tenth of the loop at most."""
 EVENTS_SHOWN: Final = 400
 """Newest events in their table."""
 FIGURES_SHOWN: Final = 30
@@ -81,28 +80,6 @@ class Shown:
     rows: dict[RowKey, str]
 
 
-class Pace:
-    """Gives the loop its turns during long work, and measures that work."""
-
-    def __init__(self) -> None:
-        self._now = asyncio.get_running_loop().time
-        self._began = self._now()
-        self.worked_s = 0.0
-        self.longest_s = 0.0
-        """The longest that the loop was held."""
-
-    async def breathe(self) -> None:
-        if self._now() - self._began >= SLICE_S:
-            await self.rest()
-
-    async def rest(self) -> None:
-        took = self._now() - self._began
-        self.worked_s += took
-        self.longest_s = max(self.longest_s, took)
-        await asyncio.sleep(0)
-        self._began = self._now()
-
-
 class Board:
     """publish: takes changed rows, in order. describe: facts of the region that are no list, as one row."""
 
@@ -131,8 +108,10 @@ class Board:
         """How often the region's price was another. A node's own is its label, so part of its state."""
         self._stays: tuple[PlacementPlan | None, dict[str, str]] = None, {}
         """Of the plan: why replicas stay, by assignment."""
+        self.worked_s = 0.0
+        """Processor seconds of all looks."""
         self.longest_slice_s = 0.0
-        """The longest that any look held the loop."""
+        """Processor seconds of the longest slice of any look: for that long it held the loop."""
 
     @property
     def membership(self) -> FederationMembership | None:
@@ -210,6 +189,7 @@ class Board:
         if changes:
             self._publish(changes)
         await pace.rest()
+        self.worked_s += pace.worked_s
         self.longest_slice_s = max(self.longest_slice_s, pace.longest_s)
         if self._watched.is_set():
             self._looked.set()

@@ -92,11 +92,13 @@ class PlacementQueries:
                 )
         return plan
 
-    def reasons_to_stay(self, key: WorkloadKey) -> tuple[MoveHold, ...]:
-        """Why the workload's replicas stay where they are, and why the workload stays in this region."""
+    async def reasons_to_stay(self, key: WorkloadKey, *, compute: Compute = inline) -> tuple[MoveHold, ...]:
+        """Why the workload's replicas stay where they are, and why the workload stays in this region. compute: where
+        the computation runs, which looks at every other place."""
         now, wall = self._clock.now(), self._clock.wall()
-        view = trigger_view(self._workloads.region_state(), self._workloads.migrations.all, now, wall, key)
-        found = reasons_to_stay(view, self._workloads.move_holds, key)
+        world, moves = self._workloads.region_state(), dict(self._workloads.migrations.all)
+        holds = self._workloads.move_holds
+        found = await compute(lambda: reasons_to_stay(trigger_view(world, moves, now, wall, key), holds, key))
         return (*found, *self._reasons_to_stay_local(key))
 
     def _reasons_to_stay_local(self, key: WorkloadKey) -> tuple[MoveHold, ...]:

@@ -1,0 +1,126 @@
+"""What the operator API computes does not hold the coordinator's loop: by slices, by one workload, or in a thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from harness.fakes.region import RegionFixture, two_agents
+from shoal.coordinator.api import views
+from shoal.coordinator.api.operator import OperatorService
+from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
+from shoal.coordinator.controllers.workloads import placement_queries
+from shoal.types.workload import WorkloadKey
+from shoal.v1 import nouns_pb2, operator_pb2
+
+READER = operator_pb2.ExplainRequest(workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"))
+SECOND = """apiVersion: shoal/v1
+kind: Workload
+metadata: {name: second}
+spec: {model: {source: ocr}, policy: fast}
+"""
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
+    opened = await RegionFixture.open(tmp_path / "region")
+    await two_agents(opened)
+    await opened.region.documents.apply([("second.yaml", SECOND)], {}, "", "test")
+    await opened.step()
+    yield opened
+    await opened.store.close()
+
+
+@pytest.fixture
+def api(world: RegionFixture) -> OperatorService:
+    nobody = cast(Any, None)
+    return OperatorService(world.region, nobody, nobody, nobody, nobody)
+
+
+async def test_explain_shows_one_workload_as_lists_do_and_builds_no_other(
+    world: RegionFixture, api: OperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, fleet = world.region.workloads, world.region.fleet.fleet
+    (listed,) = (each for each in views.workload_views(controller, fleet) if each.workload.name == "reader")
+    built: list[WorkloadKey] = []
+    build = views.workload_view
+
+    def note(controller: Any, intent: Any, index: Any) -> operator_pb2.WorkloadView:
+        built.append(intent.key)
+        return build(controller, intent, index)
+
+    monkeypatch.setattr(views, "workload_view", note)
+    reply = await api.explain(READER, "test")
+    assert built == [WorkloadKey("default", "reader")]
+    assert reply.workload == listed
+    assert [each.assignment.workload.name for each in reply.placements] == ["reader"]
+
+
+async def test_explain_looks_at_other_places_in_a_thread(
+    world: RegionFixture, api: OperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, int] = {}
+    for module, name in ((placement_queries, "place"), (placement_queries, "reasons_to_stay"), (views, "_predictions")):
+        monkeypatch.setattr(module, name, _noting(threads, name, getattr(module, name)))
+    reply = await api.explain(READER, "test")
+    assert threads.keys() == {"place", "reasons_to_stay", "_predictions"}
+    assert threading.get_ident() not in threads.values()
+    assert [each.to for each in reply.move_holds], "of a replica that has another place"
+
+
+def _noting(threads: dict[str, int], name: str, work: Any) -> Any:
+    def note(*given: Any, **named: Any) -> Any:
+        threads[name] = threading.get_ident()
+        return work(*given, **named)
+
+    return note
+
+
+async def test_a_workload_that_was_deleted_is_explained_by_its_assignments(world: RegionFixture) -> None:
+    controller, fleet, key = world.region.workloads, world.region.fleet.fleet, WorkloadKey("default", "reader")
+    assert views.one_workload_view(controller, fleet, WorkloadKey("default", "none")) is None
+    controller.intents = tuple(each for each in controller.intents if each.key != key)
+    found = views.one_workload_view(controller, fleet, key)
+    assert found is not None
+    assert found.state == views.DELETING
+
+
+async def test_a_long_list_gives_the_loop_turns_between_its_items() -> None:
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(count)
+
+    def slow() -> Iterator[int]:
+        for each in range(5):
+            _spin(1.5 * SLICE_S)
+            yield each
+
+    listed: list[int] = []
+    count()
+    await extend_in_slices(listed, slow())
+    assert listed == [0, 1, 2, 3, 4]
+    assert turns > 5
+
+
+async def test_work_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a look on a busy machine would be followed by a rest of nine times as long as it waited for a processor."""
+    pace = Pace()
+    threading.Event().wait(0.05)  # as a process that gets no processor
+    await pace.breathe()
+    assert pace.worked_s < 0.025
+    _spin(0.03)
+    await pace.breathe()
+    assert 0.03 <= pace.longest_s <= pace.worked_s
+
+
+def _spin(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
