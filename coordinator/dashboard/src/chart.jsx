@@ -15,7 +15,7 @@ export const WORKLOAD_CHARTS = [
 ];
 export const REGION_CHARTS = [
   { figure: "requests_per_s", name: "Requests", show: rate },
-  { figure: "energy", name: "Power of the devices", show: watts },
+  { figure: "energy", name: "Power", show: watts },
   { figure: "cost_usd_per_h", name: "Cost of workloads", show: money },
   { figure: "carbon_g_per_h", name: "Carbon of requests", show: carbon },
 ];

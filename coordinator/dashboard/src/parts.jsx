@@ -63,7 +63,7 @@ export const Waiting = () => <p class="empty" aria-busy="true">Waiting for the c
 
 const SHOWN = 150;
 
-/** most: rows that are shown until one asks for more. columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone")}. */
+/** most: rows that are shown until one asks for more. columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone"), has (shown only if that is so of a row)}. */
 export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRow, most: shown = SHOWN }) {
   const [by, setBy] = useState(sort ?? { at: 0, down: false });
   const [most, setMost] = useState(shown);
@@ -76,13 +76,14 @@ export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRo
   }, [rows, by, columns]);
   if (rows === null) return <Waiting />;
   if (!rows.length) return <Empty>{empty}</Empty>;
+  const lacking = columns.map((column) => column.has !== undefined && !rows.some(column.has));
   return (
     <>
       <div class="scroll" tabIndex={0} role="region" aria-label={label}>
         <table>
           <thead>
             <tr>
-              {columns.map((column, at) => (
+              {columns.map((column, at) => lacking[at] ? null : (
                 <th key={column.name} scope="col" class={cls(column)} aria-sort={by.at === at && column.key ? (by.down ? "descending" : "ascending") : undefined}>
                   {column.key ? (
                     <button onClick={() => setBy({ at, down: by.at === at ? !by.down : Boolean(column.down) })}>
@@ -96,7 +97,7 @@ export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRo
           <tbody>
             {sorted.slice(0, most).map((row) => (
               <tr key={keyOf(row)} class={onRow?.(row)}>
-                {columns.map((column, at) => at === 0
+                {columns.map((column, at) => lacking[at] ? null : at === 0
                   ? <th key={column.name} scope="row" class={cls(column)}>{column.cell(row)}</th>
                   : <td key={column.name} class={cls(column)}>{column.cell(row)}</td>)}
               </tr>

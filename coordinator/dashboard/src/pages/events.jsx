@@ -20,7 +20,7 @@ export function Events() {
           { name: "When", key: (row) => row.sequence, down: true, cell: (row) => <time class="num" dateTime={moment(row.at)} title={moment(row.at)}>{clock(row.at)}</time> },
           { name: "Event", key: (row) => row.code, cell: (row) => <code>{row.code}</code> },
           { name: "Subject", key: (row) => row.subject, cell: (row) => row.subject },
-          { name: "Message", grow: true, cell: (row) => row.message },
+          { name: "Message", grow: true, has: (row) => row.message, cell: (row) => row.message },
           { name: "Workload", hide: "phone", cell: (row) => (row.workload ? <Workload of={{ tenant: row.tenant, name: row.workload }} /> : null) },
           { name: "Node", hide: "phone", cell: (row) => (row.node ? <><Link to={`fleet/${row.node}`}>{row.node}</Link> <StandIn is={row.stand_in} /></> : null) },
           { name: "By", hide: "phone", cell: (row) => <span class="muted">{row.actor}</span> },

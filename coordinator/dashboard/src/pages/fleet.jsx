@@ -11,6 +11,9 @@ const HEATS = {
   power: { name: "power", of: (d, top) => (d.watts === undefined ? undefined : d.watts / top), show: (d) => watts(d.watts) },
 };
 
+/** More devices than these have smaller tiles. */
+const MANY = 300;
+
 /** Every device as a tile. The table has the same as text, so this is hidden from readers of the screen. */
 export function HeatMap({ devices }) {
   const [by, setBy] = useState("memory");
@@ -21,7 +24,7 @@ export function HeatMap({ devices }) {
   return (
     <div class="heat">
       <div class="seg" role="group" aria-label="Colour devices by">{Object.entries(HEATS).map(([key, each]) => <button key={key} aria-pressed={by === key} onClick={() => setBy(key)}>{each.name}</button>)}</div>
-      <div aria-hidden="true">
+      <div aria-hidden="true" class={devices.length > MANY ? "many" : ""}>
         {groups.map(([kind, listed]) => (
           <div class="kind" key={kind}><span>{kind} <b>{listed.length}</b></span>
             <div class="tiles">{listed.map((each) => {
@@ -67,7 +70,7 @@ function Nodes({ rows }) {
       { name: "Memory", end: true, hide: "phone", key: (row) => row.memory, cell: (row) => bytes(row.memory) },
       { name: "System", hide: "phone", cell: (row) => `${row.os ?? ""} ${row.arch ?? ""}` },
       { name: "Labels", hide: "phone", grow: true, cell: (row) => <Labels of={row.labels} /> },
-      { name: "Reason", cell: (row) => <Reason of={row.reason} /> },
+      { name: "Reason", has: (row) => row.reason, cell: (row) => <Reason of={row.reason} /> },
     ]} />
   );
 }
@@ -78,7 +81,7 @@ export function Devices({ rows }) {
   return (
     <Table label="Devices" rows={rows} keyOf={(row) => `${row.node}/${row.name}`} empty="No device matches." columns={[
       { name: "Device", key: (row) => `${row.node}/${row.name}`, cell: (row) => <><Link to={`fleet/${row.node}`}>{row.node}</Link><span class="muted">/{row.name}</span></> },
-      { name: "Product", grow: true, key: (row) => row.product, cell: (row) => <>{row.product} <StandIn is={row.stand_in} /></> },
+      { name: "Product", grow: true, hide: "phone", key: (row) => row.product, cell: (row) => <>{row.product} <StandIn is={row.stand_in} /></> },
       { name: "State", key: (row) => row.power ?? row.live, cell: (row) => <State is={row.throttled ? "throttled" : row.live !== "ready" ? row.live : row.power === "asleep" ? "asleep" : row.reason ? "silent" : "ready"} tone={row.reason ? "bad" : undefined} /> },
       { name: "Memory", end: true, key: (row) => (row.free === undefined ? undefined : row.memory - row.free), down: true, cell: (row) => <Memory of={row} /> },
       { name: "Load", end: true, key: (row) => row.busy, down: true, cell: (row) => percent(row.busy) },
@@ -93,7 +96,7 @@ export function Devices({ rows }) {
 function Memory({ of }) {
   if (of.free === undefined) return <>{bytes(of.memory)}</>;
   const used = of.memory - of.free;
-  return <span class="meter"><Bar share={used / of.memory} label={`${percent(used / of.memory)} used`} tone={used / of.memory > 0.9 ? "warn" : ""} />{bytes(used)} <span class="muted">of {bytes(of.memory)}</span></span>;
+  return <span class="meter"><Bar share={used / of.memory} label={`${percent(used / of.memory)} used`} tone={used / of.memory > 0.9 ? "warn" : ""} />{bytes(used)} <span class="muted hide-phone">of {bytes(of.memory)}</span></span>;
 }
 
 function NodePage({ name, nodes, devices, placements }) {

@@ -3,7 +3,7 @@ import { Reason, StandIn, State, Table, Workload, Link } from "../parts.jsx";
 
 export function Placements({ rows, of }) {
   const columns = [
-    { name: "Replica", key: (row) => row.id, cell: (row) => <code>{row.id}</code> },
+    { name: "Replica", hide: "phone", key: (row) => row.id, cell: (row) => <code>{row.id}</code> },
     ...(of ? [] : [{ name: "Workload", key: (row) => row.name, cell: (row) => <Workload of={row} /> }]),
     { name: "Place", key: (row) => `${row.node}/${row.device}`, cell: (row) => <><Link to={`fleet/${row.node}`}>{row.node}</Link><span class="muted">/{row.device}</span> <StandIn is={row.stand_in} /></> },
     { name: "State", key: (row) => row.phase, cell: (row) => <State is={row.draining ? "draining" : row.standby && row.phase === "ready" ? "standby" : row.live !== "ready" ? row.live : row.phase ?? "starting"} /> },
@@ -13,7 +13,7 @@ export function Placements({ rows, of }) {
     { name: "Errors", end: true, hide: "phone", cell: (row) => (row.errors ? <b class="bad">{whole(row.errors)}</b> : "0") },
     { name: "p95", end: true, key: (row) => row.p95, down: true, cell: (row) => seconds(row.p95) },
     { name: "Energy", end: true, hide: "phone", key: (row) => row.joules, down: true, cell: (row) => <span title={row.energy}>{joules(row.joules)}</span> },
-    { name: "Note", grow: true, cell: (row) => (row.code ? <Reason of={{ code: row.code, found: row.why }} /> : <span class="muted">{row.stays ?? ""}</span>) },
+    { name: "Note", grow: true, has: (row) => row.code || row.stays, cell: (row) => (row.code ? <Reason of={{ code: row.code, found: row.why }} /> : <span class="muted">{row.stays ?? ""}</span>) },
   ];
   return <Table label="Replicas" rows={rows} keyOf={(row) => row.id} columns={columns} empty="Nothing runs." />;
 }

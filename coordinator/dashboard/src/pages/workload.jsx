@@ -8,13 +8,16 @@ import { Placements } from "./placements.jsx";
 import { MoveRow } from "./migrations.jsx";
 import { EventList } from "./events.jsx";
 
+/** Most candidates that are loaded: as many rows as a table shows at first. */
+const CANDIDATES = 150;
+
 export function WorkloadPage({ path }) {
   const [, tenant, name] = path;
   const rows = useTable("workloads"), all = useTable("placements") ?? [], moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
   const row = rows?.find((each) => each.name === name && each.tenant === tenant);
   const placed = all.filter((each) => each.name === name && each.tenant === tenant);
   const where = placed.map((each) => `${each.id}${each.phase}`).join();
-  const told = useAsked(() => ask("explain", { tenant, name }), [tenant, name, row?.revision, row?.state, where]);
+  const told = useAsked(() => ask("explain", { tenant, name, most: CANDIDATES }), [tenant, name, row?.revision, row?.state, where]);
   if (!rows) return <Waiting />;
   const now = row ? figuresOf(row) : {};
   const key = (each) => each.workload?.name === name && (each.workload?.tenant ?? "default") === tenant;
@@ -36,7 +39,7 @@ export function WorkloadPage({ path }) {
         {row ? <Timeline charts={WORKLOAD_CHARTS} of={row} /> : null}
         <Panel title="Where it runs" wide><Placements rows={placed} of={row} /></Panel>
         <Panel title="What else was possible" wide>
-          {told.error ? <Refused error={told.error} /> : told.data ? <><Pareto candidates={told.data.plan?.candidates ?? []} /><Candidates plan={told.data.plan} holds={told.data.move_holds} />{told.data.plan?.bids?.length ? <Bids rows={told.data.plan.bids} /> : null}</> : <Waiting />}
+          {told.error ? <Refused error={told.error} /> : told.data ? <><Pareto candidates={told.data.plan?.candidates ?? []} /><Candidates plan={told.data.plan} holds={told.data.move_holds} />{told.data.left_out ? <p class="more muted">{whole(told.data.left_out)} more candidates, which do no better: <code>shoal explain</code></p> : null}{told.data.plan?.bids?.length ? <Bids rows={told.data.plan.bids} /> : null}</> : <Waiting />}
         </Panel>
         <Panel title="Moves">{moves.filter(key).length ? moves.filter(key).reverse().slice(0, 8).map((move) => <MoveRow key={move.id} move={move} />) : <Empty>It has not moved.</Empty>}</Panel>
         <Panel title="Events"><EventList events={events.filter((each) => each.workload === name && each.tenant === tenant).slice(-12).reverse()} /></Panel>
@@ -60,7 +63,7 @@ export function Candidates({ plan, holds }) {
         { name: "Energy", end: true, key: (row) => row.prediction?.joules?.mid, cell: (row) => <Interval of={row.prediction?.joules} show={joules} /> },
         { name: "Cost", end: true, hide: "phone", key: (row) => row.cost_usd_per_h, cell: (row) => money(row.cost_usd_per_h) },
         { name: "Carbon", end: true, hide: "phone", key: (row) => row.carbon_g_per_h, cell: (row) => carbon(row.carbon_g_per_h) },
-        { name: "Why not", grow: true, cell: (row) => row.refusal?.code ? <><Reason of={row.refusal} />{row.nearest ? <span class="muted"> · fits with {row.nearest}</span> : null}</> : null },
+        { name: "Why not", grow: true, has: (row) => row.refusal?.code, cell: (row) => row.refusal?.code ? <><Reason of={row.refusal} />{row.nearest ? <span class="muted"> · fits with {row.nearest}</span> : null}</> : null },
       ]} />
     </>
   );

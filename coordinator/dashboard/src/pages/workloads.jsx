@@ -25,7 +25,7 @@ export function Workloads() {
           { name: "Cost", end: true, hide: "phone", key: (row) => figuresOf(row).cost_usd_per_h, down: true, cell: (row) => money(figuresOf(row).cost_usd_per_h) },
           { name: "Policy", hide: "phone", key: (row) => row.policy, cell: (row) => row.policy },
           { name: "Runs on", grow: true, hide: "phone", cell: (row) => <Places of={row} placed={placed} /> },
-          { name: "Reason", cell: (row) => <Reason of={row.reason} /> },
+          { name: "Reason", has: (row) => row.reason, cell: (row) => <Reason of={row.reason} /> },
         ]} />
       </Panel>
     </>

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from shoal.coordinator.api.dashboard.queries import PARAMETERS_MOST, QUERIES, parameters_of
+from shoal.coordinator.api.dashboard.parameters import PARAMETERS_MOST, parameters_of
+from shoal.coordinator.api.dashboard.queries import QUERIES
 from shoal.coordinator.api.dashboard.rows import (
     MEMORY_STEP,
     TEXT_MOST,

@@ -7,23 +7,18 @@ a stranger's bytes are never parsed as a message.
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
-from urllib.parse import parse_qsl
 
 from google.protobuf.message import Message
 
 from shoal.coordinator.api.authorise import RULES
-from shoal.types.codes import Code, refuse
+from shoal.coordinator.api.dashboard import candidates
+from shoal.coordinator.api.dashboard.parameters import Parameters
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.v1 import nouns_pb2, operator_pb2
 
 PLAN_BYTES: Final = 256 * 2**10
 """Most bytes of documents in one plan preview; `shoal plan` takes more."""
-PARAMETERS_MOST: Final = 8
-VALUE_MOST: Final = 256
-"""Characters of one parameter."""
-
-Parameters = Mapping[str, str]
 
 
 class ReadMethods(Protocol):
@@ -54,6 +49,9 @@ class Query:
     call: Callable[[ReadMethods, Parameters, str, Identity], Coroutine[Any, Any, Message]]
     # True: the body is documents.
     has_body: bool = False
+    # Shortens the reply, on the dashboard's own thread; returns what to say of that beside the reply's fields. None: it
+    # goes as it is.
+    shorten: Callable[[Any, Parameters], Mapping[str, int]] | None = None
 
     def __post_init__(self) -> None:
         assert Role.VIEWER in RULES[self.method], f"{self.method} is not for reading alone"
@@ -79,8 +77,9 @@ QUERIES: Final[Mapping[str, Query]] = {
     ),
     "explain": Query(
         _method("Explain"),
-        ("name", "tenant"),
+        ("name", "tenant", "most"),
         lambda api, given, body, caller: api.explain(operator_pb2.ExplainRequest(workload=_key(given)), caller.uri),
+        shorten=candidates.keep_most,
     ),
     "history": Query(
         _method("History"),
@@ -115,21 +114,3 @@ QUERIES: Final[Mapping[str, Query]] = {
     ),
 }
 """By path."""
-
-
-def parameters_of(query: str, takes: tuple[str, ...]) -> dict[str, str]:
-    """The parameters of a request. Raises ShoalError(INVALID_ARGUMENT)."""
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=PARAMETERS_MOST, errors="strict")
-    except (ValueError, UnicodeError) as cause:
-        raise _invalid("parameters that cannot be read", takes) from cause
-    found = dict(pairs)
-    for name, value in pairs:
-        if name not in takes or len(value) > VALUE_MOST or not value.isprintable():
-            raise _invalid(f"parameter {name!r:.40}", takes)
-    return found
-
-
-def _invalid(found: str, takes: tuple[str, ...]) -> Exception:
-    wanted = f"{', '.join(takes) or 'none'}, of at most {VALUE_MOST} printable characters"
-    return refuse(Code.INVALID_ARGUMENT, found, wanted, "see docs/guides/dashboard.md")

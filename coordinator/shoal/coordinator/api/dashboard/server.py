@@ -19,6 +19,7 @@ import structlog
 
 from shoal.coordinator.api.dashboard import assets, browser_rules, queries
 from shoal.coordinator.api.dashboard.feed import Feed, RowChange
+from shoal.coordinator.api.dashboard.parameters import parameters_of
 from shoal.coordinator.api.dashboard.queries import Query
 from shoal.coordinator.api.dashboard.rows import plain, rows_text
 from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
@@ -259,15 +260,16 @@ class DashboardServer:
     async def _send_reply(self, exchange: HttpExchange, query: Query, text: str) -> None:
         caller = await self._caller(exchange, query.method)
         try:
-            given = queries.parameters_of(text, query.takes)
+            given = parameters_of(text, query.takes)
             body = ""
             if query.has_body:
                 body = (await _body_of(exchange, queries.PLAN_BYTES)).decode(errors="replace")
             reply = await self._ask(lambda: self._access.ask(query, given, body, caller))
+            beside = query.shorten(reply, given) if query.shorten is not None else {}
         except ShoalError as error:
             await self._refuse(exchange, caller.uri, error.refusal)
             return
-        data, headers = json.dumps(plain(reply), allow_nan=False).encode(), _JSON
+        data, headers = json.dumps({**plain(reply), **beside}, allow_nan=False).encode(), _JSON
         if _takes_gzip(exchange):
             data, headers = _gzipped(data), {**_JSON, "content-encoding": "gzip"}
         await self._respond(exchange, 200, headers, data)
@@ -276,7 +278,7 @@ class DashboardServer:
         """Server-sent events: `rows` with what changed of the tables that were asked for, `whole` before rows that
         replace all, `now` after each group. The id of an event is the number of the newest change in it."""
         caller = await self._caller(exchange, "Get")
-        given = queries.parameters_of(query, ("tables",))
+        given = parameters_of(query, ("tables",))
         tables = frozenset(given.get("tables", "").split(",")) & TABLES
         open_count = self._live.get(caller.uri, 0)
         if open_count >= LIVE_PER_CALLER or sum(self._live.values()) >= LIVE_MOST:

@@ -1,0 +1,75 @@
+"""A page of a large region loads the candidates that say most, and is told how many there are beside them."""
+
+import math
+from typing import Any
+
+import pytest
+
+from shoal.coordinator.api.dashboard.candidates import best_candidates, keep_most
+from shoal.types.codes import ShoalError
+from shoal.v1 import nouns_pb2, operator_pb2
+
+
+def candidate(node: str, score: float = 1.0, code: str = "", **given: Any) -> operator_pb2.Candidate:
+    refusal = nouns_pb2.Refusal(code=code) if code else None
+    return operator_pb2.Candidate(node=node, score=score, refusal=refusal, **given)
+
+
+def kept(listed: list[operator_pb2.Candidate], most: int) -> list[str]:
+    return [each.node for each in best_candidates(listed, most)]
+
+
+def test_where_it_runs_comes_first_whatever_it_scores() -> None:
+    listed = [
+        candidate("a"),
+        candidate("b", 0.5),
+        candidate("here", 9.0, current=True),
+        candidate("next", 3.0, chosen=True),
+    ]
+    assert kept(listed, 2) == ["here", "next"]
+    assert kept(listed, 3) == ["b", "here", "next"], "in their order"
+
+
+def test_what_fits_comes_before_what_does_not_and_each_reason_has_its_turn() -> None:
+    listed = [
+        *(candidate(f"full-{number}", code="MEMORY_SHORT") for number in range(5)),
+        candidate("hot", code="DEVICE_HOT"),
+        candidate("fits", 4.0),
+        candidate("silent", math.nan, code="NODE_LOST"),
+    ]
+    assert kept(listed, 4) == ["full-0", "hot", "fits", "silent"]
+    assert kept(listed, 5) == ["full-0", "full-1", "hot", "fits", "silent"]
+
+
+def test_of_equal_places_one_comes_before_the_second_of_another() -> None:
+    listed = [*(candidate(f"small-{number}", 1.0) for number in range(9)), candidate("large", 2.0)]
+    assert kept(listed, 2) == ["small-0", "large"]
+
+
+def test_no_better_place_in_every_term_comes_before_a_better_score() -> None:
+    listed = [candidate("fast", 1.0), candidate("frugal", 5.0, pareto=True), candidate("good", 1.1)]
+    assert kept(listed, 2) == ["fast", "frugal"]
+
+
+def reply_of(count: int) -> operator_pb2.ExplainReply:
+    plan = operator_pb2.WorkloadPlan(candidates=[candidate(f"n{number}", float(number)) for number in range(count)])
+    return operator_pb2.ExplainReply(plan=plan)
+
+
+def test_a_reply_says_how_many_it_leaves_out() -> None:
+    reply = reply_of(7)
+    assert keep_most(reply, {"most": "3"}) == {"left_out": 4}
+    assert [each.node for each in reply.plan.candidates] == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize("given", [{}, {"most": ""}, {"most": "7"}, {"most": "99999"}])
+def test_a_reply_that_has_no_more_is_whole(given: dict[str, str]) -> None:
+    reply = reply_of(7)
+    assert keep_most(reply, given) == {}
+    assert reply == reply_of(7)
+
+
+@pytest.mark.parametrize("most", ["-1", "x", "1.5", "100000", "٣", " 3"])
+def test_what_is_no_number_is_refused(most: str) -> None:
+    with pytest.raises(ShoalError, match="most"):
+        keep_most(reply_of(7), {"most": most})
