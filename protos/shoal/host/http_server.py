@@ -116,9 +116,13 @@ class HttpExchange:
         self._writer.write(self._http.send(head) or b"")
 
     async def write(self, data: bytes) -> None:
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError("the client is gone")
         self._writer.write(self._http.send(h11.Data(data=data)) or b"")
         async with asyncio.timeout(self._stall_s):
             await self._writer.drain()
+        # While there is room draining gives the loop no turn, which others need, and the end of this connection too.
+        await asyncio.sleep(0)
 
 
 class HttpServer:

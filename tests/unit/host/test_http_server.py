@@ -2,7 +2,9 @@
 
 import asyncio
 import http.client
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -246,3 +248,36 @@ async def test_stop_ends_what_is_open(open_port: OpenPort) -> None:
     await port.server.stop()
     assert cancelled.is_set()
     assert await is_ended(streams)
+
+
+async def test_nothing_more_is_written_to_a_client_that_is_gone(
+    open_port: OpenPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writes that never wait give the loop no turn to tell that the connection ended; asyncio complains of each."""
+    clients: list[ssl.SSLSocket] = []
+    is_over, written = asyncio.Event(), 0
+
+    async def stream(exchange: HttpExchange) -> None:
+        nonlocal written
+        exchange.begin(200, {})
+        clients[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        clients[0].close()
+        try:
+            for _ in range(20):
+                await exchange.write(b"x")
+                written += 1
+        finally:
+            is_over.set()
+
+    port = await open_port(stream)
+
+    def ask() -> None:
+        raw = socket.create_connection(("127.0.0.1", port.number))
+        clients.append(port.client.wrap_socket(raw, server_hostname="localhost"))
+        clients[0].sendall(GET)
+
+    await asyncio.to_thread(ask)
+    async with asyncio.timeout(SOON_S):
+        await is_over.wait()
+    assert written < 3
+    assert "raised exception" not in caplog.text
