@@ -70,9 +70,9 @@ async def measure(given: argparse.Namespace, folder: Path, sides: Sides) -> Dash
             def on_measured() -> None:
                 figures.watched, figures.others_share = monitor.found, others.share()
                 figures.heartbeat_late_s = watched.links.latest_s
+                figures.slice_ms = 1e3 * watched.dashboard.board.longest_slice_s
 
             await _drive(watched, Loop(deadline), figures, given, sides.browser, on_measured)
-            figures.slice_ms = 1e3 * watched.dashboard.board.longest_slice_s
         finally:
             watching.cancel()
     return figures

@@ -164,11 +164,16 @@ class DashboardWindows:
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             self._say(f"Chromium {browser.version}")
-            for path in pages:
-                for is_first in (True, False):
-                    self._try(f"page {path or 'overview'}", lambda: self._measure_page(browser, path, is_first))  # noqa: B023
-            self._try("updates", lambda: self._measure_updates(browser, node, count))
-            on_measured()
+            try:
+                for path in pages:
+                    for is_first in (True, False):
+                        self._try(f"page {path or 'overview'}", lambda: self._measure_page(browser, path, is_first))  # noqa: B023
+                self._try("updates", lambda: self._measure_updates(browser, node, count))
+            except GivesUpError as error:
+                self._fail(str(error))
+                return  # what was measured until then is worth having
+            finally:
+                on_measured()
             if self._shots is not None:
                 for name, size in (("desktop", DESKTOP), ("phone", PHONE)):
                     self._try(f"pictures for {name}", lambda: self._picture(browser, name, size))  # noqa: B023
@@ -179,9 +184,11 @@ class DashboardWindows:
         try:
             self._say(f"{what}: {work()}")
         except (PageTimeout, TimeoutError) as error:
-            why = str(error).partition("\n")[0]
-            self._figures.failures.append(f"{what}: {why}")
-            self._say(f"{what}: FAILED, {why}")
+            self._fail(f"{what}: {str(error).partition(chr(10))[0] or 'not in time'}")
+
+    def _fail(self, why: str) -> None:
+        self._figures.failures.append(why)
+        self._say(f"FAILED: {why}")
 
     def _say(self, what: str) -> None:
         print(f"# {time.monotonic() - self._began:5.1f} s  {what}", file=sys.stderr, flush=True)

@@ -60,7 +60,7 @@ function Chart({ name, show, values: all, start: begins, step, top, bound }) {
       const muted = colour("--muted"), line = colour("--line"), accent = colour("--accent");
       const font = "11px system-ui, sans-serif";
       drawn.current = new uPlot({
-        width: place.current.clientWidth, height: 104, padding: [6, 4, 0, 0], legend: { show: false },
+        width: place.current.clientWidth, height: 104, padding: [6, 14, 0, 0], legend: { show: false },
         cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } },
         scales: { y: { range: (_, low, high) => [0, top ?? (Math.max(high, bound ?? 0) * 1.15 || 1)] } },
         axes: [

@@ -11,6 +11,9 @@ const HEATS = {
   power: { name: "power", of: (d, top) => (d.watts === undefined ? undefined : d.watts / top), show: (d) => watts(d.watts) },
 };
 
+/** Rows come in the order of their changes; each tile keeps its place. */
+const byNode = (a, b) => (a.node === b.node ? (a.name < b.name ? -1 : 1) : a.node < b.node ? -1 : 1);
+
 /** More devices than these have smaller tiles. */
 const MANY = 300;
 
@@ -19,7 +22,7 @@ export function HeatMap({ devices }) {
   const [by, setBy] = useState("memory");
   const top = Math.max(1, ...devices.map((each) => each.watts ?? 0));
   const heat = HEATS[by];
-  const groups = useMemo(() => [...grouped(devices, (each) => each.kind)].sort(([a], [b]) => (a < b ? -1 : 1)), [devices]);
+  const groups = useMemo(() => [...grouped([...devices].sort(byNode), (each) => each.kind)].sort(([a], [b]) => (a < b ? -1 : 1)), [devices]);
   if (!devices.length) return <Empty>No device has joined yet.</Empty>;
   return (
     <div class="heat">
