@@ -31,6 +31,7 @@ from shoal.coordinator.core.migration.queue import (
 )
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Role
 from shoal.types.units import Bytes, Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import operator_pb2
@@ -210,6 +211,40 @@ async def test_a_device_that_is_too_small_for_it_alone_is_no_hope(world: RegionF
         await queued(world, target.name)
     assert refused.value.code is Code.MEMORY_SHORT
     assert not world.region.workloads.queue.all
+
+
+async def test_a_node_that_has_not_reported_yet_is_waited_for_and_a_gateway_is_not(
+    world: RegionFixture, tmp_path: Path
+) -> None:
+    source, target = await two_agents(world)
+    await world.store.close()
+    now = await RegionFixture.open(tmp_path / "first", world)
+    door = FakeAgent(now, "door", role=Role.GATEWAY)
+    source.world = target.world = now
+    for agent in (source, door):
+        await agent.connect()
+    await now.step()
+    await source.apply_desired()
+    waits = await queued(now, target.name)
+    assert waits.reason.code is Code.NODE_NOT_READY
+    with pytest.raises(ShoalError) as refused:
+        await queued(now, door.name, replica=waits.source.assignment)
+    assert refused.value.code is Code.CONFLICT, "the replica waits already"
+    await now.region.queued_moves.cancel(waits.id, "ops")
+    with pytest.raises(ShoalError) as refused:
+        await queued(now, door.name)
+    assert refused.value.code is Code.NO_CANDIDATE, "it has no device, and never will"
+    waits = await queued(now, target.name)
+    await look(now)
+    assert now.region.workloads.queue.waiting == [waits]
+    await target.connect()
+    await now.step()
+    for agent in (source, target):
+        await agent.apply_desired()
+    await look(now)
+    ended = await run_until_over(now, now.region.moves.get(waits.id), source, target)
+    assert ended.stage is MigrationStage.DONE
+    await now.store.close()
 
 
 async def test_a_queued_move_is_taken_back(world: RegionFixture) -> None:

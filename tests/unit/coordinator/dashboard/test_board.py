@@ -73,6 +73,28 @@ async def test_rows_are_what_the_command_line_shows(viewer: Viewer) -> None:
     assert found["region"] == {"eu": {"name": "eu"}}
 
 
+async def test_a_move_that_waits_is_a_row_and_begins_in_it(viewer: Viewer) -> None:
+    """Made again only where what it waits for is another."""
+    runs, other = await two_agents(viewer.world)
+    region = viewer.world.region
+    await region.fleet.cordon(other.name, True, "ops")
+    waits = await region.queued_moves.migrate(WorkloadKey("default", "reader"), Aim(other.name), "ops")
+    (row,) = (await viewer.look())["migrations"].values()
+    assert isinstance(row, dict)
+    assert (row["id"], row["stage"], row["reason"]["code"]) == (waits.id, "queued", "NODE_CORDONED")
+    assert row["source"]["node"] == runs.name
+    assert "migrations" not in await viewer.look()
+    await region.fleet.cordon(other.name, False, "ops")
+    for _ in range(2):
+        viewer.world.clock.advance(3.0)
+        await region.queued_moves.tick()
+        await asyncio.sleep(0)  # noqa: TID251 - one turn of the loop, for the look
+    await region.queued_moves.tick()
+    ((name, row),) = (await viewer.look())["migrations"].items()
+    assert isinstance(row, dict)
+    assert (name, row["id"], row["stage"]) == (waits.id, waits.id, "planned")
+
+
 async def test_a_look_at_what_has_not_changed_makes_and_publishes_nothing(
     viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,7 +305,8 @@ def check_is_of(name: str, owner: WorkloadKey, key: WorkloadKey | None) -> None:
         return
     if owner.tenant != key.tenant:
         raise unknown_migration(name)
-    raise refuse(Code.CONFLICT, f"{name} moves {owner}", f"a move of {key}", f"see `shoal get migrations {key.name}`")
+    remedy = f"see `shoal get migrations {key.name} --tenant {key.tenant}`"
+    raise refuse(Code.CONFLICT, f"{name} moves {owner}", f"a move of {key}", remedy)
 
 
 def _node_of(migration: Migration) -> str:
