@@ -121,6 +121,17 @@ class ModelProfile:
     kernels: tuple[KernelCost, ...] = ()
     # Size of the largest weight; 0 in a profile of an older version.
     largest_weight_bytes: Bytes = Bytes(0)
+    # What one run takes at the reference shapes and batch 1: its inputs, and the blocks of its tensors in the runtime's
+    # arena. 0 in a profile of an older version, of which `activation_bytes` stands for it.
+    run_bytes: Bytes = Bytes(0)
+    # What a load copies of constants beside the usual: those in Constant nodes once, and those of graphs inside nodes
+    # twice for each level. 0 in a profile of an older version.
+    copied_bytes: Bytes = Bytes(0)
+
+    @property
+    def memory_of_run(self) -> Bytes:
+        """`run_bytes`, or what stands for it."""
+        return self.run_bytes or self.activation_bytes
 
     @property
     def flops(self) -> float:

@@ -867,6 +867,8 @@ class ModelProfile(_message.Message):
     OPERANDS_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     LARGEST_WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    RUN_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -877,6 +879,8 @@ class ModelProfile(_message.Message):
     activation_bytes: _builtins.int
     confident: _builtins.bool
     largest_weight_bytes: _builtins.int
+    run_bytes: _builtins.int
+    copied_bytes: _builtins.int
     @_builtins.property
     def domains(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -920,10 +924,12 @@ class ModelProfile(_message.Message):
         operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         kernels: _abc.Iterable[Global___KernelCost] | None = ...,
         largest_weight_bytes: _builtins.int = ...,
+        run_bytes: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_weight_bytes", b"largest_weight_bytes", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "copied_bytes", b"copied_bytes", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_weight_bytes", b"largest_weight_bytes", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "run_bytes", b"run_bytes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

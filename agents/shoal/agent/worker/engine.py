@@ -197,11 +197,15 @@ def run_clock(provider: str, threads: int) -> Callable[[], float]:
 def session_options(threads: int) -> ort.SessionOptions:
     """Options of every session: this many threads per run, which sleep while they wait, and no log output.
 
+    No memory pattern: from the second run of a shape on, it takes one block for all tensors beside the blocks of the
+    first run, which stay (docs/guides/prediction.md, section 2).
+
     Exceptions carry every error. The runtime's own lines would repeat it in colours, with the model's names.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

@@ -68,6 +68,8 @@ def test_memory_is_the_stated_bound() -> None:
     found = predict_cpu(profile(size=10 * MIB))
     assert found.memory_bytes.high == 16 * MIB + 5 * 10 * MIB + 4 * MIB
     assert predict_cpu(profile(size=10 * MIB), batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 16 * MIB
+    newer = replace(profile(size=10 * MIB), run_bytes=Bytes(6 * MIB))
+    assert predict_cpu(newer, batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 2 * 24 * MIB
 
 
 def test_weights_count_as_bytes_that_are_moved() -> None:

@@ -63,6 +63,15 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from graphs_of(attribute)
 
 
+def input_names(node: NodeProto) -> Iterator[str]:
+    """Names that the node reads, including those that its subgraphs read."""
+    yield from node.input
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            yield from input_names(inner)
+        yield from (info.name for info in graph.output)
+
+
 def opsets_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     """Domain -> version; the higher version where a domain is imported twice."""
     found: dict[str, int] = {}

@@ -1,19 +1,20 @@
 """Runs a graph on shapes instead of tensors: the cost of each operator, and the peak of live bytes."""
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from shoal.coordinator.core.graph.arena import RunMemory
 from shoal.coordinator.core.graph.contents import (
     FunctionKey,
     domain_of,
     function_key,
+    input_names,
     operator_name,
     opsets_of,
-    subgraphs,
 )
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
@@ -99,6 +100,8 @@ class GraphRun:
     peak_bytes: int
     # Costs of all nodes that ran.
     tally: CostTally
+    # What the run takes of the runtime's arena (`arena.RunMemory`); 0 of a body inside a node.
+    arena_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ def run_graph(
     scope.update(inputs)
     declared = {info.name: value_from_type(info.type) for info in (*graph.value_info, *graph.output)}
     held_bytes = sum(value.nbytes or 0 for value in inputs.values())
-    return _run(graph.node, scope, [info.name for info in graph.output], declared, context, held_bytes)
+    results = [info.name for info in graph.output]
+    memory = RunMemory(graph.node, results) if outer is None else None
+    return _run(graph.node, scope, results, declared, context, held_bytes, memory)
 
 
 def _run(
@@ -140,9 +145,11 @@ def _run(
     declared: Mapping[str, Value],
     context: GraphContext,
     held_bytes: int,
+    memory: RunMemory | None = None,
 ) -> GraphRun:
     """Runs a body node by node and tracks live bytes. results: names of the body's outputs. declared: values that the
-    file declares, used where inference fails. held_bytes: bytes that live throughout."""
+    file declares, used where inference fails. held_bytes: bytes that live throughout. memory: blocks of the tensors of
+    the model's own graph."""
     tally = CostTally()
     root, until = _lifetimes(nodes, results)
     ends: dict[int, list[str]] = {}
@@ -167,9 +174,13 @@ def _run(
                 live += sizes[name]
         tally.merge(ran.tally)
         peak = max(peak, live + ran.peak_bytes)
+        if memory is not None:
+            made = [(name, scope[name].nbytes or 0) for name in node.output if name and not scope[name].constant]
+            memory.run(node, made, ran.peak_bytes, is_absorbed=index in absorbed)
         for name in ends.get(index, ()):
             live -= sizes.pop(name, 0)
-    return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
+    touched_bytes = 0 if memory is None else memory.touched_bytes
+    return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally, touched_bytes)
 
 
 def _step(
@@ -344,12 +355,3 @@ def _lifetimes(nodes: Sequence[NodeProto], results: Sequence[str]) -> tuple[dict
     for name in results:
         until[root.get(name, name)] = len(nodes)
     return root, until
-
-
-def input_names(node: NodeProto) -> Iterator[str]:
-    """Names that the node reads, including those that its subgraphs read."""
-    yield from node.input
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            yield from input_names(inner)
-        yield from (info.name for info in graph.output)

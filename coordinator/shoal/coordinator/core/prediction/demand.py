@@ -174,6 +174,7 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         costs=tuple(scale(cost) for cost in profile.costs),
         kernels=tuple(replace(each, flops=each.flops * ratio, bytes=each.bytes * ratio) for each in profile.kernels),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
+        run_bytes=Bytes(int(profile.run_bytes * ratio)),
     )
 
 
@@ -191,6 +192,7 @@ def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
         profile,
         weight_bytes=Bytes(int(profile.weight_bytes * weights_left)),
         largest_weight_bytes=Bytes(int(profile.largest_weight_bytes * weights_left)),
+        copied_bytes=Bytes(int(profile.copied_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
         kernels=tuple(
             replace(each, bytes=each.bytes * activations_left, weight_bytes=each.weight_bytes * weights_left)

@@ -36,9 +36,11 @@ class LoadSizes(NamedTuple):
     convolutions: float
     # Bytes of the weights of convolutions.
     convolution_bytes: float
-    # Bytes of the rest of the file.
+    # Bytes of the rest of the file, and a third of what is copied beside the usual (`ModelProfile.copied_bytes`): of
+    # each byte of a file there are three copies at the peak.
     other_bytes: float
-    # Peak of activations, of as many requests as run together.
+    # Of a run with as many requests as run together, what goes beyond the memory that a load has freed by then; in a
+    # record of an older version the peak of live tensors.
     activation_bytes: float
     # Nodes of the graph.
     nodes: float
@@ -58,12 +60,16 @@ class LoadSeen(NamedTuple):
 
 
 _MEMORY: Final = (
-    LoadSizes(1e7, 2e6, 3.0, 2.0, 1.5, 6e3, 1.0, 1e4),
-    LoadSizes(1e7, 2e6, 2.0, 1.0, 1.0, 6e3, 0.5, 1e5),
+    LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
+    LoadSizes(1e7, 2e6, 0.5, 0.5, 0.5, 6e3, 0.5, 1e5),
 )
-"""(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as a
-load makes (as read, as tensors); of convolutions one more, since their weights are there in two orders. An inner graph
-without weights took 11 KB, those of a voice detector 140 KB each. The region's own loads decide."""
+"""(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as ONNX
+Runtime 1.32 makes at its peak (as read, as parsed, as tensors: 3.0 bytes for each of a perceptron's file); of
+convolutions 0.6 to 1.1 more, since their weights are there in two orders. An inner graph without weights took 11 KB.
+The region's own loads decide."""
+_FILE_COPIES: Final = 3
+_RUN_SHARE: Final = 1.25
+"""Memory that a run takes for each byte of `ModelProfile.run_bytes`: what the region's law says of most models."""
 _SECONDS: Final = (
     LoadSizes(5e-3, 2e-3, 5e-9, 5e-9, 1e-9, 1e-4, 0.0, 5e-5),
     LoadSizes(1e-2, 1e-2, 1e-8, 1e-8, 1e-9, 2e-4, 1e-9, 2e-4),
@@ -88,12 +94,14 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
         each.weight_bytes for each in profile.kernels if each.kind in ("conv", "pointwise", "grouped", "depthwise")
     )
     convolved = min(convolved, float(profile.weight_bytes))
+    # What a load holds only until it ends: the file, and half of the further copies. A run uses that memory again.
+    freed = profile.size_bytes + profile.copied_bytes / 2
     return LoadSizes(
         session=1.0,
         convolutions=float(convolved > 0),
         convolution_bytes=convolved,
-        other_bytes=max(0.0, profile.size_bytes - convolved),
-        activation_bytes=float(profile.activation_bytes * batch),
+        other_bytes=max(0.0, profile.size_bytes - convolved) + profile.copied_bytes / _FILE_COPIES,
+        activation_bytes=max(0.0, profile.memory_of_run * batch - freed / _RUN_SHARE),
         nodes=float(sum(cost.nodes for cost in profile.costs)),
         largest_weight_bytes=float(profile.largest_weight_bytes),
         inner_graphs=float(sum(_INNER_GRAPHS.get(cost.operator, 0) * cost.nodes for cost in profile.costs)),

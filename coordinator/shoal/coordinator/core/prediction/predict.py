@@ -15,8 +15,9 @@ from shoal.types.receipt import Rates, Receipt
 
 PROCESS_BYTES = Interval(9 * 2**20, 10 * 2**20, 16 * 2**20)
 FILE_BYTES = Interval(2.3, 2.9, 5.0)
-"""Memory of a worker's first model, and for each byte of its file: between low and high are all of 32 models with ONNX
-Runtime 1.32 on CPU (guide, equation 4)."""
+RUN_BYTES = Interval(0.5, 1.25, 2.0)
+"""Memory of a worker's first model, for each byte of its file, and for each that a run takes: between low and high are
+all of 32 models, at batches 1 and 4, with ONNX Runtime 1.32 on CPU (guide, equation 4)."""
 ROOFLINE_FACTOR = 2.0
 """A roofline is a bound that real kernels do not reach: the interval spans this factor on both sides (guide, section
 3)."""
@@ -99,9 +100,10 @@ def _from_roofline(
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
     """Equation 4. The upper end of the interval is what is committed."""
-    activations = profile.activation_bytes * batch
-    ends = zip(PROCESS_BYTES, FILE_BYTES, strict=True)
-    return Interval(*(fixed + each * profile.size_bytes + activations for fixed, each in ends))
+    run = profile.memory_of_run * batch
+    of_run = RUN_BYTES if profile.run_bytes else Interval(1.0, 1.0, 1.0)  # of an older profile: its live tensors
+    ends = zip(PROCESS_BYTES, FILE_BYTES, of_run, strict=True)
+    return Interval(*(fixed + file * profile.size_bytes + each * run for fixed, file, each in ends))
 
 
 def _from_measurement(
@@ -128,7 +130,7 @@ def _from_measurement(
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
     p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
-    memory = measured.memory_bytes + profile.activation_bytes * (batch - 1)
+    memory = measured.memory_bytes + profile.memory_of_run * (batch - 1)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
         latency_p50_s=_within(p50, half),

@@ -146,6 +146,8 @@ def test_a_decline_tells_why_and_names_nothing_of_the_region(changes: dict[str, 
     [
         {"models": (replace(profile(DIGEST), weight_bytes=Bytes(-(2**40))),)},
         {"models": (replace(profile(DIGEST), largest_weight_bytes=Bytes(2**62)),)},
+        {"models": (replace(profile(DIGEST), run_bytes=Bytes(-1)),)},
+        {"models": (replace(profile(DIGEST), copied_bytes=Bytes(2**62)),)},
         {"models": (replace(profile(DIGEST), activation_bytes=Bytes(-1)),)},
         {"models": (profile(DIGEST, flops=math.nan),)},
         {"models": ()},

@@ -107,3 +107,13 @@ def test_graphs_inside_nodes_count_apart() -> None:
     assert (found.nodes, found.inner_graphs, found.largest_weight_bytes) == (10, 8, 70)
     older = codec.load(LoadSizes, b"[1.0, 0.0, 0.0, 4.0, 5.0, 6.0]")
     assert (older.largest_weight_bytes, older.inner_graphs) == (0, 0)
+
+
+def test_a_run_uses_again_what_a_load_has_freed() -> None:
+    """1.25 bytes for each of `run_bytes`; freed are the file, and half of the further copies."""
+    made = replace(profile(), size_bytes=Bytes(1000), run_bytes=Bytes(900), copied_bytes=Bytes(300), kernels=())
+    assert sizes_of(made).activation_bytes == 0
+    assert 1.25 * sizes_of(made, batch=4).activation_bytes == pytest.approx(1.25 * 3600 - 1000 - 150)
+    assert sizes_of(made).other_bytes == 1000 + 100
+    older = replace(made, run_bytes=Bytes(0), copied_bytes=Bytes(0), activation_bytes=Bytes(2000))
+    assert sizes_of(older).activation_bytes == 2000 - 800

@@ -1,0 +1,123 @@
+"""What ONNX Runtime takes to load and run a model, as profiles say it: copies of constants, and the arena of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from harness.models.synthetic import digest_of, graph, ints, model, relu, tensor
+from shoal.coordinator.core.graph import profile_of
+from shoal.types.profile import ModelProfile
+
+_WIDTH = 1024
+_BYTES = 4 * _WIDTH**2
+_CODE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import onnxruntime as ort
+from shoal.agent.worker.engine import session_options
+from shoal.agent.worker.isolation import peak_resident_bytes, reset_peak, resident_bytes
+from shoal.host.memory import return_at_once
+
+def session(path):
+    return ort.InferenceSession(Path(path).read_bytes(), session_options(1), providers=["CPUExecutionProvider"])
+
+first = session(sys.argv[1])  # what the process holds from then on is no model's own
+first.run(None, {"x": np.zeros((1, 4), np.float32)})
+reset_peak()
+before = resident_bytes()
+with return_at_once():
+    opened = session(sys.argv[2])
+found = {"load": peak_resident_bytes() - before, "runs": []}
+held = resident_bytes()
+feeds = {each.name: np.ones(each.shape, np.float32) for each in opened.get_inputs()}
+for _ in range(4):
+    reset_peak()
+    opened.run(None, feeds)
+    found["runs"].append(peak_resident_bytes() - held)
+print(json.dumps(found))
+"""
+
+
+def measure(folder: Path, made: ModelProto) -> dict[str, object]:
+    small, large = folder / "small.onnx", folder / "large.onnx"
+    small.write_bytes(relu().SerializeToString())
+    large.write_bytes(made.SerializeToString())
+    command = [sys.executable, "-c", _CODE, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def profile(made: ModelProto) -> ModelProfile:
+    content = made.SerializeToString()
+    found = profile_of(content, digest_of(content))
+    assert isinstance(found, ModelProfile), found
+    return found
+
+
+def product(depth: int, *, is_node: bool) -> ModelProto:
+    """A product with one matrix, inside so many nodes, as an initializer or in a Constant node."""
+    values = np.random.default_rng(0).standard_normal((_WIDTH, _WIDTH), np.float32)
+    weight = numpy_helper.from_array(values, "w")
+    nodes = [helper.make_node("Constant", [], ["w"], value=weight)] if is_node else []
+    nodes.append(helper.make_node("MatMul", ["x", "w"], ["y"]))
+    constants: list[TensorProto] = [] if is_node else [weight]
+    result = "y"
+    for level in range(depth):
+        nodes, constants, result = _inside(nodes, constants, result, level)
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    return model(nodes, [tensor("x", [1, _WIDTH])], [tensor(result, None)], [*constants, zero], opset=17)
+
+
+def _inside(
+    nodes: list[NodeProto], constants: list[TensorProto], result: str, level: int
+) -> tuple[list[NodeProto], list[TensorProto], str]:
+    """Nodes that run them if the sum of x is above zero."""
+    other: GraphProto = graph([helper.make_node("Relu", ["x"], [f"e{level}"])], [], [tensor(f"e{level}", None)])
+    then = graph(nodes, [], [tensor(result, None)], constants)
+    outer = [
+        helper.make_node("ReduceSum", ["x"], [f"s{level}"], keepdims=0),
+        helper.make_node("Greater", [f"s{level}", "zero"], [f"c{level}"]),
+        helper.make_node("If", [f"c{level}"], [f"o{level}"], then_branch=then, else_branch=other),
+    ]
+    return outer, [], f"o{level}"
+
+
+@pytest.mark.parametrize(("depth", "is_node", "copies"), [(0, True, 1), (1, False, 2), (1, True, 3), (2, False, 4)])
+def test_a_load_copies_constants_of_inner_graphs_and_of_nodes_once_more(
+    tmp_path: Path, depth: int, is_node: bool, copies: int
+) -> None:
+    plain, made = product(0, is_node=False), product(depth, is_node=is_node)
+    more = float(str(measure(tmp_path, made)["load"])) - float(str(measure(tmp_path, plain)["load"]))
+    assert more == pytest.approx(copies * _BYTES, abs=0.35 * _BYTES)
+    counted = profile(made).copied_bytes - profile(plain).copied_bytes
+    assert counted == pytest.approx(copies * _BYTES, rel=0.01)
+
+
+def test_a_run_takes_what_the_profile_says_and_the_next_ones_no_more(tmp_path: Path) -> None:
+    """Tensors of many sizes. A memory pattern would take one more block of most of them at the second run."""
+    nodes, shapes, before = list[NodeProto](), list[TensorProto](), "x"
+    for index, rows in enumerate((256, 384, 640, 896, 1152, 1536)):
+        shapes.append(ints(f"rows{index}", [rows, 512]))
+        nodes += [
+            helper.make_node("ReduceMean", [before], [f"m{index}"], keepdims=1),
+            helper.make_node("Expand", ["seed", f"rows{index}"], [f"e{index}"]),
+            helper.make_node("Add", [f"e{index}", f"m{index}"], [f"a{index}"]),
+            helper.make_node("Softmax", [f"a{index}"], [f"s{index}"]),
+            helper.make_node("Concat", [f"a{index}", f"s{index}"], [f"c{index}"], axis=0),
+        ]
+        before = f"c{index}"
+    nodes.append(helper.make_node("ReduceSum", [before], ["y"]))
+    made = model(nodes, [tensor("x", [1, 512]), tensor("seed", [1, 512])], [tensor("y", None)], shapes)
+    runs = measure(tmp_path, made)["runs"]
+    assert isinstance(runs, list)
+    found = profile(made)
+    assert found.confident
+    assert runs[0] == pytest.approx(found.run_bytes, rel=0.25)
+    assert max(runs) < 1.05 * runs[0]
