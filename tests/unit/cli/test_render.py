@@ -10,6 +10,7 @@ from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
 from shoal.cli.render.description import show_description
+from shoal.cli.render.resources import energy_text
 from shoal.types.codes import Code
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -355,3 +356,8 @@ def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pyt
     explained = capsys.readouterr().out
     assert said not in explained
     assert "COST_OVER 0.6 USD/h" in explained
+
+
+def test_energy_that_nothing_counted_has_its_range() -> None:
+    assert energy_text(0.5, "measured") == "500mJ (measured)"
+    assert energy_text(0.5, "estimated") == "500mJ [235mJ..895mJ] (estimated)"

@@ -14,6 +14,7 @@ from shoal.cli.render.output import emit, line, show_refusal, table
 from shoal.cli.render.resources import (
     device_cell,
     device_name,
+    energy_text,
     estimate,
     estimate_cell,
     full_reason,
@@ -29,6 +30,7 @@ from shoal.cli.render.resources import (
 from shoal.cli.render.styles import SIGNS, state
 from shoal.policies import Problem
 from shoal.types.codes import Code, Refusal
+from shoal.types.device import EnergySource
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
@@ -202,7 +204,7 @@ def _bid(bid: operator_pb2.BidView) -> list[str | Cell]:
         region_name(bid.region, offer.stand_in),
         show_seconds(bid.latency_p95_s) if math.isfinite(bid.latency_p95_s) else "-",
         show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
-        f"{show_joules(offer.joules)} ({offer.energy_source})" if math.isfinite(offer.joules) else "-",
+        energy_text(offer.joules, offer.energy_source) if math.isfinite(offer.joules) else "-",
         str(offer.replicas),
         show_seconds(offer.load_s) if math.isfinite(offer.load_s) else "-",
         show_gain(bid.gain) if math.isfinite(bid.gain) else "-",
@@ -250,6 +252,14 @@ _CANDIDATE: Final = (
 _CANDIDATE_WIDE: Final = ("PREFER", "TERMS", "LOAD", "BASIS", "PARETO", "NEAREST")
 
 
+def _energy(prediction: operator_pb2.Prediction) -> str | Cell:
+    """With its range where that is no small one: an estimate of power that nothing counted."""
+    short = f"{show_joules(prediction.joules.mid)} ({prediction.energy_source})"
+    if prediction.energy_source != EnergySource.ESTIMATED:
+        return short
+    return Cell(f"{estimate(prediction.joules, show_joules)} ({prediction.energy_source})", short)
+
+
 def _candidate(one: operator_pb2.Candidate) -> list[str | Cell]:
     feasible = not one.refusal.code
     prediction = one.prediction
@@ -261,7 +271,7 @@ def _candidate(one: operator_pb2.Candidate) -> list[str | Cell]:
         one.precision,
         estimate_cell(prediction.latency_p95_s, show_seconds) if known else "-",
         show_bytes(prediction.memory_bytes.mid) if known else "-",
-        f"{show_joules(prediction.joules.mid)} ({prediction.energy_source})" if known else "-",
+        _energy(prediction) if known else "-",
         show_usd_per_hour(one.cost_usd_per_h),
         f"{one.score:.3f}" if feasible else "-",
         reason_cell(one.refusal) if not feasible else "",

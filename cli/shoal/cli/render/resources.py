@@ -9,6 +9,7 @@ from typing import Any, Final
 from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.output import line, table
 from shoal.types.codes import Code
+from shoal.types.device import ESTIMATED_RANGE, EnergySource
 from shoal.types.units import (
     show_bytes,
     show_bytes_per_second,
@@ -274,7 +275,15 @@ def placement_joules(row: operator_pb2.PlacementView) -> str:
     if not requests:
         return "-"
     source = sources.pop() if len(sources) == 1 else "estimated"
-    return f"{show_joules(joules)} ({source})"
+    return energy_text(joules, source)
+
+
+def energy_text(joules: float, source: str) -> str:
+    """With where it comes from. An estimate has its range, since no two processors draw the same."""
+    if source != EnergySource.ESTIMATED:
+        return f"{show_joules(joules)} ({source})"
+    low, high = (show_joules(joules * part) for part in ESTIMATED_RANGE)
+    return f"{show_joules(joules)} [{low}..{high}] ({source})"
 
 
 def matmul_rate(receipt: Any) -> str:

@@ -60,6 +60,8 @@ def test_roofline_by_hand() -> None:
     assert found.latency_p50_s.high == pytest.approx(by_hand * 2 * 1.05)
     assert found.latency_p50_s.low == pytest.approx(by_hand / 2 / 1.05)
     assert found.joules.mid == pytest.approx(20 * by_hand)
+    assert found.joules.low == pytest.approx(20 * by_hand / 2 / 1.05 * 3.59 / 7.65, rel=0.01)
+    assert found.joules.high == pytest.approx(20 * by_hand * 2 * 1.05 * 13.69 / 7.65, rel=0.01)
     assert found.basis is Basis.GUESS
     assert found.energy_source is EnergySource.ESTIMATED
 
@@ -211,3 +213,14 @@ def test_law_intervals_are_ordered_and_faster_devices_are_faster(
             assert 0 <= each.low <= each.mid <= each.high
     assert b.latency_p50_s.mid <= a.latency_p50_s.mid
     assert predict_cpu(model, slow, batch + 1).latency_p50_s.mid >= a.latency_p50_s.mid
+
+
+def test_only_energy_that_nothing_counted_has_the_range_of_processors() -> None:
+    def ends(source: EnergySource, *served: Served) -> tuple[float, float]:
+        known = predict(CPU, RECEIPT, profile(), "fp32", 1, replace(warm(), energy_source=source), served)
+        assert isinstance(known, Prediction)
+        return known.joules.low / known.joules.mid, known.joules.high / known.joules.mid
+
+    counted, profiled, estimated = (ends(each) for each in EnergySource)
+    assert counted == profiled
+    assert estimated == pytest.approx((0.47 * counted[0], 1.79 * counted[1]))

@@ -9,7 +9,7 @@ from shoal.coordinator.core.prediction.roofline import service_seconds, transfer
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS, tail_factors
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Device, EnergySource
+from shoal.types.device import ESTIMATED_RANGE, Device, EnergySource
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Rates, Receipt
 
@@ -92,7 +92,7 @@ def _from_roofline(
         memory_bytes=load.memory_bytes,
         load_s=_not_below(transfer_s, load.load_s),
         transfer_s=transfer_s,
-        joules=_scale(latency, rates.active_w),
+        joules=_energy(_scale(latency, rates.active_w), rates.energy_source),
         energy_source=rates.energy_source,
         basis=factors.basis,
     )
@@ -132,6 +132,7 @@ def _from_measurement(
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
     memory = measured.memory_bytes + profile.memory_of_run * (batch - 1)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
+    source = sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED
     return Prediction(
         latency_p50_s=_within(p50, half),
         latency_p95_s=_within(max(p95, p50), half),
@@ -139,8 +140,8 @@ def _from_measurement(
         load_s=_within(measured.load_s, max(spread, 0.5)),
         # Faster than its link: then the link is another than it says, or not all weights pass it.
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
-        joules=_within(joules, half),
-        energy_source=sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED,
+        joules=_energy(_within(joules, half), source),
+        energy_source=source,
         basis=Basis.HERE,
     )
 
@@ -158,6 +159,14 @@ def _within(mid: float, half: float) -> Interval:
 def _not_below(least: float, interval: Interval) -> Interval:
     """The interval without what is below `least`, but never above its middle, which was measured. NaN: all of it."""
     return interval if math.isnan(least) else interval._replace(low=min(max(interval.low, least), interval.mid))
+
+
+def _energy(joules: Interval, source: EnergySource) -> Interval:
+    """Wider where nothing counted it: then the device's power is that of the median processor."""
+    if source is not EnergySource.ESTIMATED:
+        return joules
+    low, high = ESTIMATED_RANGE
+    return Interval(joules.low * low, joules.mid, joules.high * high)
 
 
 def _scale(interval: Interval, factor: float) -> Interval:
