@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="measurements for the instances; default: those in _placement")
     parser.add_argument("--placements", type=int, default=200, help="of --memory, by each rule")
     parser.add_argument("--room", type=int, default=1024, help="of --memory: MiB of the machine that is imitated")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of --memory: of each rule, then none is begun")
     parser.add_argument("--quick", action="store_true", help="of --memory: a few models and placements")
     given = parser.parse_args()
     print(machine_line(), flush=True)
@@ -357,7 +358,7 @@ def main() -> None:
         from _prediction.live_models import MODELS
 
         names, count = (memory.QUICK_MODELS, memory.QUICK_PLACEMENTS) if given.quick else (MODELS, given.placements)
-        sys.exit(memory.main(tuple(names), count, given.room, given.seed))
+        sys.exit(memory.main(tuple(names), count, given.room, given.seed, given.seconds))
     if given.nodes is None:
         options = [each for each in sys.argv[1:] if each != "--scale"]
         found = [_of_child(nodes, options) for nodes in SIZES]

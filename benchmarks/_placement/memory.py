@@ -21,6 +21,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -228,10 +229,14 @@ class MemoryRun:
         return found
 
     async def trials(
-        self, rule: MemoryRule, arrivals: Sequence[Arrival], needs: Mapping[str, int]
+        self, rule: MemoryRule, arrivals: Sequence[Arrival], needs: Mapping[str, int], budget_s: float
     ) -> list[MemoryTrial]:
+        """Of the first ones, none of them begun after `budget_s` seconds."""
         found, resident = list[MemoryTrial](), dict[str, tuple[Assignment, int]]()
+        ends = time.monotonic() + budget_s
         for number, arrival in enumerate(arrivals):
+            if time.monotonic() >= ends:
+                break
             for name, (_, leaves_at) in list(resident.items()):
                 if leaves_at <= number:
                     await self._remove(name, resident)
@@ -310,11 +315,11 @@ def figures(trials: Sequence[MemoryTrial]) -> RuleFigures:
     )
 
 
-def main(names: Sequence[str], placements: int, room_mib: int, seed: int) -> int:
-    """The exit status: 1 where memory ran out under Shoal."""
+def main(names: Sequence[str], placements: int, room_mib: int, seed: int, budget_s: float) -> int:
+    """budget_s: of each rule. The exit status: 1 where memory ran out under Shoal."""
     models = {name: MODELS[name]() for name in names}
     with memory_group() as group, tempfile.TemporaryDirectory(prefix="shoal-memory-") as folder:
-        found = asyncio.run(_measure(Path(folder), group, models, placements, room_mib * MIB, seed))
+        found = asyncio.run(_measure(Path(folder), group, models, placements, room_mib * MIB, seed, budget_s))
         version = group.version
     document = {name: asdict(each) for name, each in found.items()}
     print(json.dumps({**document, "models": len(models), "room_mib": room_mib, "seed": seed, "cgroup": version}))
@@ -322,8 +327,9 @@ def main(names: Sequence[str], placements: int, room_mib: int, seed: int) -> int
 
 
 async def _measure(
-    folder: Path, group: MemoryGroup, models: Mapping[str, LiveModel], placements: int, room: int, seed: int
-) -> dict[str, RuleFigures]:
+    folder: Path, group: MemoryGroup, models: Mapping[str, LiveModel], placements: int, room: int, seed: int,
+    budget_s: float,
+) -> dict[str, RuleFigures]:  # fmt: skip
     group.limit(room)
     async with memory_node(folder) as node:
         run = MemoryRun(node, group, models)
@@ -340,8 +346,8 @@ async def _measure(
             print(f"{'rule':10} {'model':18} {'free':>7} {'asked':>7} {'needed':>7}  outcome (MiB)")
             found = dict[str, RuleFigures]()
             for name, rule in rules.items():
-                trials = await run.trials(rule, arrivals, needs)
-                for arrival, each in zip(arrivals, trials, strict=True):
+                trials = await run.trials(rule, arrivals, needs, budget_s)
+                for arrival, each in zip(arrivals, trials, strict=False):
                     sizes = (each.free_bytes, each.asked_bytes, each.needed_bytes)
                     shown = " ".join(f"{size / MIB:7.1f}" for size in sizes)
                     print(f"{name:10} {arrival.model:18} {shown}  {each.outcome}", flush=True)

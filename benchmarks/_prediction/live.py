@@ -39,7 +39,7 @@ from shoal.coordinator.core.prediction.residuals import (
 )
 from shoal.coordinator.core.prediction.roofline import service_parts
 from shoal.types.assignment import Assignment, Measured
-from shoal.types.codes import Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
@@ -48,6 +48,7 @@ from shoal.types.workload import PartitionRule, WorkloadKey
 
 _RULE = PartitionRule(Seconds(1.0), Seconds(10.0), None, False)
 _SIDES_WITHIN = 0.15
+_PROBES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ async def measure_all(
         async with _pools(Path(scratch), clock, drivers, cases.threads) as pools:
             for device, _ in drivers:
                 for threads in cases.threads:
-                    receipts[device.name, threads] = await pools[threads].probe(device)
+                    receipts[device.name, threads] = await _probe(pools[threads], device)
             chosen = list(cases.of(models, [device for device, _ in drivers]))
             ends = clock.now() + budget_s
             for number in range(rounds):
@@ -301,6 +302,18 @@ async def _pools(
         yield pools
     finally:
         await asyncio.gather(*(pool.close(keep=False) for pool in pools.values()))
+
+
+async def _probe(pool: ProcessWorkers, device: Device) -> Receipt:
+    """The device's receipt. On a busy machine a probe may miss its deadline: an agent tries again, and so does this."""
+    for left in reversed(range(_PROBES)):
+        try:
+            return await pool.probe(device)
+        except ShoalError as error:
+            if error.code is not Code.DEADLINE_EXCEEDED or not left:
+                raise
+            print(f"# probed again: {device.name}: {error.refusal.found:.120}", flush=True)
+    raise AssertionError("unreachable")
 
 
 async def _load(pool: ProcessWorkers, folder: Path, case: LiveCase, number: int) -> Measured | Refusal:
