@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -110,10 +111,13 @@ class Control:
             apis = dict[str, RegionClient]()
             for name in stack.regions:
                 apis[name] = opened.enter_context(RegionClient(self._start_coordinators(stack.for_region(name), say)))
-                self._start_nodes(apis[name], stack.for_region(name), say)
-            for name, api in apis.items():
-                self._wait_for_receipts(api, stack.for_region(name))
+                for gateway in stack.for_region(name).gateways:
+                    self._start_node(apis[name], stack, gateway, say)
+            # One agent of each kind tells the scale; the others then start with it, and once.
+            first = {member.name for member in stack.kinds.values()}
+            self._start_agents(apis, stack, [each for each in stack.agents if each.name in first], say)
             stack = self._apply_time_scale(apis, stack, say)
+            self._start_agents(apis, stack, [each for each in stack.agents if each.name not in first], say)
             for name, api in apis.items():
                 client_files(
                     api, stack.for_region(name).coordinator_addresses("enrol"), self._client_folder(stack, name)
@@ -147,13 +151,21 @@ class Control:
         with ThreadPoolExecutor() as together:
             list(together.map(lambda member: self.ask({"op": "start", "name": member.name}), members))
 
-    def _start_nodes(self, api: RegionClient, region: StackLayout, say: Say) -> None:
-        for member in (*region.gateways, *region.agents):
-            emulated = f", emulated: {member.emulate}" if member.emulate else ""
-            simulated = f", simulated: {member.simulate}" if member.simulate else ""
-            say(f"{member.role} {member.name}{emulated}{simulated}")
-            self._enrol(api, region, member)
-            self.ask({"op": "start", "name": member.name})
+    def _start_agents(
+        self, apis: Mapping[str, RegionClient], stack: StackLayout, agents: Sequence[StackMember], say: Say
+    ) -> None:
+        """As many at a time as there are cores; on return they are ready and measured."""
+        with ThreadPoolExecutor(os.cpu_count() or 1) as together:
+            list(together.map(lambda agent: self._start_node(apis[agent.region], stack, agent, say), agents))
+        for name, api in apis.items():
+            self._wait_for_receipts(api, [each for each in agents if each.region == name])
+
+    def _start_node(self, api: RegionClient, stack: StackLayout, member: StackMember, say: Say) -> None:
+        emulated = f", emulated: {member.emulate}" if member.emulate else ""
+        simulated = f", simulated: {member.simulate}" if member.simulate else ""
+        say(f"{member.role} {member.name}{emulated}{simulated}")
+        self._enrol(api, stack.for_region(member.region), member)
+        self.ask({"op": "start", "name": member.name})
 
     def _operator_context(self, region: StackLayout, name: str) -> Context:
         return Context(
@@ -320,8 +332,8 @@ class Control:
         if done.returncode != 0:
             raise refuse(Code.INTERNAL, done.stderr.strip()[-400:], f"{member.name} to join", "shoal dev status")
 
-    def _wait_for_receipts(self, api: RegionClient, stack: StackLayout) -> None:
-        wanted = {member.name for member in stack.agents}
+    def _wait_for_receipts(self, api: RegionClient, agents: Sequence[StackMember]) -> None:
+        wanted = {member.name for member in agents}
 
         def have_receipts() -> bool:
             ready = {node.node.name for node in api.get("nodes").nodes if node.liveness == "ready" and node.front_ready}
@@ -331,44 +343,48 @@ class Control:
         wait(have_receipts, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
     def _apply_time_scale(self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say) -> StackLayout:
-        """Use one scale for all regions, because they share the machine."""
-        rates = [
-            Rate(
-                max(device.receipt.rates.conv_flops.values(), default=0.0),
-                device.device.emulated,
-                device.receipt.rates.launch_s,
-            )
-            for api in apis.values()
-            for device in api.get("devices").devices
-            if not device.device.simulated  # it takes as long as its simulator does
-        ]
-        scale = time_scale(rates, os.cpu_count() or 1)
+        """Use one scale for all regions, because they share the machine. `stack.kinds` are measured."""
+        scale = time_scale(_rates_of(apis, stack), os.cpu_count() or 1)
         if scale == stack.time_scale:
             return stack
         say(f"time scale {scale:g}: emulated devices answer so much slower than real ones, for this machine to keep up")
         stack = replace(stack, time_scale=scale)
         layout.save(self.folder, stack)
         epochs = {node.node.name: node.epoch for api in apis.values() for node in api.get("nodes").nodes}
-        emulated = {member.name for member in stack.agents if member.emulate}
-        for name in sorted(emulated):
-            self.ask({"op": "restart", "name": name})
+        emulated = [member for member in stack.kinds.values() if member.emulate]
+        for member in emulated:
+            self.ask({"op": "restart", "name": member.name})
 
         def are_restarted() -> bool:
             nodes = [node for api in apis.values() for node in api.get("nodes").nodes]
             again = {
                 n.node.name for n in nodes if n.epoch > epochs[n.node.name] and n.liveness == "ready" and n.front_ready
             }
-            return emulated <= again
+            return {member.name for member in emulated} <= again
 
         wait(are_restarted, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
         for name, api in apis.items():
-            self._wait_for_receipts(api, stack.for_region(name))
+            self._wait_for_receipts(api, [each for each in emulated if each.region == name])
         return stack
 
     def _describe(self, stack: StackLayout) -> RunningStack:
         operator = self._contexts.get(CONTEXT)
         client = replace(operator, name="client", folder=str(self.folder / "client"))
         return RunningStack(stack, self.folder, operator, client, self.folder / "client" / "bearer")
+
+
+def _rates_of(apis: Mapping[str, RegionClient], stack: StackLayout) -> list[Rate]:
+    """Of every device that is known, and of agents that did not start yet as of the first of their kind."""
+    rates = defaultdict[str, list[Rate]](list)
+    for api in apis.values():
+        for device in api.get("devices").devices:
+            if not device.device.simulated:  # it takes as long as its simulator does
+                flops = max(device.receipt.rates.conv_flops.values(), default=0.0)
+                rates[device.node].append(Rate(flops, device.device.emulated, device.receipt.rates.launch_s))
+    for member in stack.agents:
+        if member.name not in rates:
+            rates[member.name] = rates[stack.kinds[member.emulate].name]
+    return [rate for each in rates.values() for rate in each]
 
 
 def _free_folder(folder: Path) -> Path:

@@ -3,7 +3,8 @@
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, refuse
+from shoal.types.identity import check_name
 
 REGION: Final = "home"
 FEDERATION: Final = "federation"
@@ -28,6 +30,16 @@ FLEET: Final = (
 """The first agents of a region and the profile that each emulates; '' means this machine's own CPU. Further agents are
 plain CPUs."""
 
+SMALL_PROFILE: Final = "rk3588s"
+"""What an agent of a group emulates unless the group says otherwise: of the profiles the one that asks least of this
+machine."""
+
+GROUP_LABEL: Final = "group"
+"""Node label of the agents of a group, as `shoal token create --group` sets it."""
+
+MAX_AGENTS: Final = 64
+"""Of one region on one machine."""
+
 PRICES: Final = {
     "plain-cpu": 0.08,
     "edge-npu": 0.05,
@@ -40,6 +52,9 @@ second region asks half, the third a third, so that delegation pays."""
 
 SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
 """Node label `site`, for selectors."""
+
+PROFILE_PRICES: Final = {profile: PRICES[name] for name, profile in FLEET}
+"""USD/h of an agent of a group, by the profile that it emulates."""
 
 
 TRADE_DOCUMENT: Final = """apiVersion: shoal/v1
@@ -101,6 +116,14 @@ class StackLayout:
         return tuple(member for member in self.members if member.role == FEDERATION)
 
     @property
+    def kinds(self) -> Mapping[str, StackMember]:
+        """Profile, '' for this machine's own CPU -> the first agent that emulates it."""
+        found = dict[str, StackMember]()
+        for member in self.agents:
+            found.setdefault(member.emulate, member)
+        return found
+
+    @property
     def etcd(self) -> tuple[StackMember, ...]:
         return tuple(member for member in self.members if member.role == ETCD)
 
@@ -151,10 +174,43 @@ def installed_simulators() -> str:
     return "htp" if is_there else ""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentGroup:
+    """Emulated agents of one kind, NAME-1 .. NAME-COUNT, each in a site of its own."""
+
+    # Begins their names, and is their node label `group`.
+    name: str
+    # How many there are; their numbers have leading zeros, so that names sort.
+    count: int
+    # Device profile that each emulates.
+    profile: str = SMALL_PROFILE
+
+    @classmethod
+    def parse(cls, text: str) -> "AgentGroup":
+        """`NAME=COUNT` or `NAME=COUNT:PROFILE`. Raises ShoalError(FIELD_INVALID | NAME_INVALID)."""
+        name, equals, rest = text.partition("=")
+        number, _, profile = rest.partition(":")
+        if not equals or not (number.isascii() and number.isdecimal()) or len(number) > len(str(MAX_AGENTS)):
+            wanted = f"NAME=COUNT or NAME=COUNT:PROFILE, of 1 to {MAX_AGENTS} agents"
+            raise refuse(Code.FIELD_INVALID, f"fleet {text!r:.80}", wanted, "pass --fleet shop=40")
+        return cls(check_name(name, "fleet"), int(number), profile or SMALL_PROFILE)
+
+    def members(self, region: str) -> Iterator["StackMember"]:
+        """The group's agents, without addresses."""
+        for number in range(1, self.count + 1):
+            name = f"{self.name}-{number:0{len(str(self.count))}d}"
+            price = PROFILE_PRICES.get(self.profile, PRICES["plain-cpu"])
+            labels = {"price": f"{price:.4g} USD/h", "site": name, GROUP_LABEL: self.name}
+            yield StackMember(name, "agent", self.profile, labels, {}, region)
+
+    def __str__(self) -> str:
+        return f"{self.count} agents {self.name}-.. that emulate {self.profile}"
+
+
 def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
     """(name, profile) of the first `count` agents."""
-    if not 1 <= count <= 64:
-        raise refuse(Code.FIELD_INVALID, f"{count} agents", "1 to 64 on one machine", "pass --agents N")
+    if not 1 <= count <= MAX_AGENTS:
+        raise refuse(Code.FIELD_INVALID, f"{count} agents", f"1 to {MAX_AGENTS} on one machine", "pass --agents N")
     more = tuple((f"plain-cpu-{index}", "") for index in range(2, count - len(FLEET) + 2))
     return (*FLEET, *more)[:count]
 
@@ -187,10 +243,14 @@ class StackOptions:
     relayed: bool = True
     # As in `StackMember`, of the first agent of each region.
     simulate: str = ""
+    # Further agents of the first region.
+    groups: tuple[AgentGroup, ...] = ()
 
     @classmethod
     def from_stack(cls, stack: StackLayout) -> "StackOptions":
+        groups = _groups_of(stack.agents)
         agents, *others = (len(stack.for_region(region).agents) for region in stack.regions)
+        agents -= sum(group.count for group in groups)
         neighbours = others[0] if others and others[0] != agents else None
         store = ETCD if stack.etcd else "sqlite"
         return cls(
@@ -204,6 +264,7 @@ class StackOptions:
             len(stack.for_region(stack.region).coordinators),
             relayed=stack.relayed,
             simulate=stack.agents[0].simulate if stack.agents else "",
+            groups=groups,
         )
 
     def __str__(self) -> str:
@@ -214,7 +275,8 @@ class StackOptions:
         coordinators = f", {self.coordinators} coordinators" if self.coordinators > 1 else ""
         relays = "" if self.relayed else ", without relays"
         simulated = f", simulating {self.simulate}" if self.simulate else ""
-        more = f"{coordinators}{regions}{neighbours}{federation}{store}{relays}{simulated}"
+        groups = "".join(f", {group}" for group in self.groups)
+        more = f"{groups}{coordinators}{regions}{neighbours}{federation}{store}{relays}{simulated}"
         return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
 
 
@@ -275,7 +337,28 @@ def _members(asked: StackOptions) -> tuple[StackMember, ...]:
             labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
             simulate = asked.simulate if index == 0 else ""
             members.append(StackMember(before + name, "agent", profile, labels, {}, region, simulate))
+        if number == 1:
+            members += _group_members(asked.groups, region, MAX_AGENTS - count)
+    for name, uses in Counter(member.name for member in members).items():
+        if uses > 1:
+            raise refuse(Code.FIELD_INVALID, f"{uses} parts called {name}", "names of their own", "rename the fleet")
     return tuple(members)
+
+
+def _group_members(groups: Sequence[AgentGroup], region: str, room: int) -> Iterator[StackMember]:
+    """room: how many more agents there may be."""
+    total = sum(group.count for group in groups)
+    if total > room or not all(group.count for group in groups):
+        asked = ", ".join(f"{group.count} of {group.name}" for group in groups)
+        found, wanted = f"a fleet of {asked}", f"1 to {room} more agents on this machine"
+        raise refuse(Code.FIELD_INVALID, found, wanted, "ask for other numbers: --fleet NAME=COUNT")
+    for group in groups:
+        yield from group.members(region)
+
+
+def _groups_of(agents: Sequence[StackMember]) -> tuple[AgentGroup, ...]:
+    counts = Counter((member.labels[GROUP_LABEL], member.emulate) for member in agents if GROUP_LABEL in member.labels)
+    return tuple(AgentGroup(name, count, profile) for (name, profile), count in counts.items())
 
 
 _USES: Final = {

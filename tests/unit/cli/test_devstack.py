@@ -310,3 +310,39 @@ def test_the_demo_counts_as_lost_what_gateways_do(tmp_path: Path, outcome: str, 
     checks = {check.name: check.ok for check in demo.report.checks}
     assert checks["no request was lost by the move"] is (lost == 0)
     assert checks["every request was answered meanwhile"] is False
+
+
+def test_a_fleet_is_agents_of_one_kind_each_in_a_site_of_its_own() -> None:
+    asked = layout.StackOptions(
+        agents=1,
+        regions=2,
+        groups=(layout.AgentGroup.parse("shop=12"), layout.AgentGroup.parse("depot=1:nvidia-l4")),
+    )
+    names = layout.port_names(asked)
+    stack = layout.compose(asked, {name: 1000 + at for at, name in enumerate(names)})
+    shops = [member for member in stack.agents if member.labels.get("group") == "shop"]
+    assert [member.name for member in shops] == [f"shop-{number:02d}" for number in range(1, 13)]
+    assert all(member.labels["site"] == member.name and member.emulate == "rk3588s" for member in shops)
+    assert {member.region for member in shops} == {layout.REGION}, "its neighbours have their own"
+    assert layout.StackOptions.from_stack(stack) == asked, "a restart is of the same"
+    assert "12 agents shop-.. that emulate rk3588s" in str(asked)
+    assert [member.name for member in stack.kinds.values()] == ["plain-cpu", "shop-01", "depot-1"]
+
+
+@pytest.mark.parametrize(
+    ("fleets", "found"),
+    [
+        (("shop",), "fleet 'shop'"),
+        (("shop=many",), "fleet 'shop=many'"),
+        (("shop=-1",), "fleet 'shop=-1'"),
+        (("shop=0",), "a fleet of 0 of shop"),
+        (("shop=60", "depot=4"), "a fleet of 60 of shop, 4 of depot"),
+        (("Shop=2",), "fleet 'Shop'"),
+        (("shop=2", "shop=2:nvidia-l4"), "2 parts called shop-1"),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused(fleets: tuple[str, ...], found: str) -> None:
+    with pytest.raises(ShoalError) as refused:
+        layout.port_names(layout.StackOptions(agents=1, groups=tuple(map(layout.AgentGroup.parse, fleets))))
+    assert refused.value.refusal.found == found
+    assert "fleet" in refused.value.refusal.remedy

@@ -41,7 +41,16 @@ def dev() -> None:
     "--agents",
     type=int,
     default=None,
-    help="One plain CPU, then emulated NPU, GPU and small CPU, then plain. [default: 4; 1 with --providers]",
+    help="One plain CPU, then emulated NPU, GPU and small CPU, then plain. [default: 4; 1 with --providers or --fleet]",
+)
+@click.option(
+    "--fleet",
+    "fleets",
+    multiple=True,
+    metavar="NAME=COUNT[:PROFILE]",
+    help="Beside them COUNT emulated agents of the first region, NAME-1 .., each a machine of its own in a site of its "
+    f"own: labels site=NAME-1 .. and group=NAME; repeatable. PROFILE: what each emulates. [default: "
+    f"{layout.SMALL_PROFILE}]",
 )
 @click.option(
     "--providers",
@@ -80,6 +89,7 @@ def dev() -> None:
 def up(
     data_dir: Path | None,
     agents: int | None,
+    fleets: tuple[str, ...],
     providers: bool,
     name: str,
     coordinators: int,
@@ -91,14 +101,15 @@ def up(
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
-    count = agents if agents is not None else 1 if providers else 4
+    count = agents if agents is not None else 1 if providers or fleets else 4
     others = neighbours if regions > 1 and neighbours != count else None
     simulators = layout.installed_simulators() if providers else ""
     if providers and not simulators:
         line("no simulator is installed: pip install onnxruntime-qnn, on x86-64", "dim")
     asked = layout.StackOptions(
-        name, count, link, regions, federation_replicas, store, others, coordinators, simulate=simulators
-    )
+        name, count, link, regions, federation_replicas, store, others, coordinators, simulate=simulators,
+        groups=tuple(map(layout.AgentGroup.parse, fleets)),
+    )  # fmt: skip
     show_up(control.up(asked, lambda text: line(f"  {text}", "dim")))
 
 
