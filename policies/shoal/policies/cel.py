@@ -169,7 +169,7 @@ class Expression:
                 return error.refusal
             return Refusal(Code.SELECTOR_MISMATCH, error.refusal.found, self.text, error.refusal.remedy)
         given = tuple(self._input_values(values))
-        found = ", ".join(_describe_values(self.text, given))
+        found = ", ".join(dict.fromkeys(_describe_values(self.text, given)))
         remedy = "label a node so that it matches, or widen `where`"
         if any(name == CARBON_VARIABLE and _is_unknown(value) for name, value in given):
             remedy = "`shoal region set carbon VALUE`, or `spec.carbon` of the Region"

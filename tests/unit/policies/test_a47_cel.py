@@ -186,6 +186,9 @@ def test_why_not_says_what_was_found() -> None:
     assert "device.kind = 'gpu'" in refusal.found
     assert "node.labels.site = 'lab'" in refusal.found
     assert Expression.compile('device.kind == "gpu"').refusal(**GPU) is None
+    twice = Expression.compile('has(node.labels.site) && node.labels.site == "shop"').refusal(**GPU)
+    assert twice is not None
+    assert twice.found == "node.labels.site = 'lab'", "once, however often it is read"
 
 
 def test_a_label_that_is_absent_is_a_mismatch_with_a_hint() -> None:
