@@ -41,5 +41,7 @@ def test_a_service_manager_says_by_variables_with_which_token_and_name_to_join(m
         monkeypatch.setenv(f"SHOAL_{name}", value)
     found = make_config(parser().parse_args(["run"]))
     assert (found.enrol, found.token_file, found.name) == ("coordinator:7444", Path("/run/secrets/token"), "kiosk-7")
+    monkeypatch.setenv("SHOAL_TOKEN", "shoal-join.home.f.1")
+    assert make_config(parser().parse_args(["run"])).token == "shoal-join.home.f.1"
     plain = make_config(parser().parse_args(["run", "--name", "other"]))
     assert plain.name == "other", "the command line wins"

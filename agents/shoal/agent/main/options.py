@@ -66,6 +66,8 @@ class AgentConfig:
     emulate_condition: Path | None = None
     # File with a join token, for a machine that has not joined yet. None: it has joined.
     token_file: Path | None = None
+    # A join token itself, in place of a file. Empty: none.
+    token: str = ""
     # Name to join as. Empty: the token's, or else the host name.
     name: str = ""
     # URL of the OpenTelemetry collector for spans. Empty: none.
@@ -155,6 +157,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a join token for a machine that is no member yet: it joins at --enrol, then serves",
     )
+    _option(run, "--token", default="", help="that token itself; better as SHOAL_TOKEN, which others cannot see")
     _option(
         run,
         "--listen",
@@ -414,6 +417,7 @@ def make_config(parsed: argparse.Namespace) -> AgentConfig:
         publisher_keys=parsed.publisher_keys,
         emulate_condition=parsed.emulate_condition,
         token_file=parsed.token_file,
+        token=parsed.token,
         name=parsed.name,
         otlp=parsed.otlp,
         trace_ratio=otlp.ratio_of(parsed.trace_ratio, parsed.otlp),

@@ -72,9 +72,9 @@ def run(config: AgentConfig, stop: StopSignals, installation: StartedProgram[Ins
     Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
     scheduling_priority.lower_own_priority()
     unconfined = confinement.unsupported_restrictions() if config.role is Role.AGENT else ()
-    if config.token_file is not None and not enrolment.is_member(config.state_dir):
+    if (config.token or config.token_file is not None) and not enrolment.is_member(config.state_dir):
         with stop.default_handlers():
-            _join(config, config.token_file)
+            _join(config)
     member = enrolment.load(config.state_dir)
     files = CredentialFiles(config.identity)
     identity = files.identity()
@@ -95,17 +95,21 @@ def run(config: AgentConfig, stop: StopSignals, installation: StartedProgram[Ins
     return 0
 
 
-def _join(config: AgentConfig, token_file: Path) -> None:
+def _join(config: AgentConfig) -> None:
     """Raises ShoalError(FIELD_INVALID), and what joining raises."""
     if not config.enrol:
         remedy = "say where the coordinator redeems tokens"
-        raise refuse(Code.FIELD_INVALID, "--token-file without --enrol", "--enrol HOST:PORT", remedy)
-    try:
-        token = token_file.read_text().strip()
-    except (OSError, ValueError) as cause:
-        found, remedy = f"--token-file {token_file}: {cause}", "put one there: shoal token create"
-        raise refuse(Code.FIELD_INVALID, found, "a file with a join token", remedy) from cause
+        raise refuse(Code.FIELD_INVALID, "a join token without --enrol", "--enrol HOST:PORT", remedy)
+    token = config.token if config.token_file is None else _read_token(config.token_file)
     run_order(JoinOrder(str(config.state_dir), config.enrol, token, config.name, SystemClock().wall()))
+
+
+def _read_token(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError) as cause:
+        found, remedy = f"--token-file {file}: {cause}", "put one there: shoal token create"
+        raise refuse(Code.FIELD_INVALID, found, "a file with a join token", remedy) from cause
 
 
 async def _serve(
