@@ -22,6 +22,8 @@ class LoadFigures:
 
     # What was asked for: requests in flight, or a rate.
     level: str
+    # Requests that were answered.
+    answers: int
     # Answers a second.
     per_s: float
     # Seconds until an answer, of half of the requests; NaN without one.
@@ -47,5 +49,5 @@ def figures_of(level: str, requests: Sequence[LoadRequest], seconds: float, clie
     p50_s, p90_s, p99_s = (quantile(answered, share) for share in (0.5, 0.9, 0.99))
     refused = dict(Counter(each.refused for each in requests if each.refused).most_common())
     return LoadFigures(
-        level, len(answered) / seconds, p50_s, p90_s, p99_s, refused, client_core=client_cpu_s / seconds
+        level, len(answered), len(answered) / seconds, p50_s, p90_s, p99_s, refused, client_core=client_cpu_s / seconds
     )  # fmt: skip

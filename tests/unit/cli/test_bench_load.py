@@ -27,7 +27,7 @@ def test_a_quantile_is_one_of_the_values_that_so_many_do_not_exceed(values: list
 def test_what_was_refused_counts_in_no_latency() -> None:
     requests = [LoadRequest(0.1), LoadRequest(5.0, "OVERLOADED"), LoadRequest(0.2), LoadRequest(6.0, "OVERLOADED")]
     found = figures_of("x", requests, 2.0, 0.5)
-    assert (found.per_s, found.p50_s, found.p99_s, found.client_core) == (1.0, 0.1, 0.2, 0.25)
+    assert (found.answers, found.per_s, found.p50_s, found.p99_s, found.client_core) == (2, 1.0, 0.1, 0.2, 0.25)
     assert found.refused == {"OVERLOADED": 2}
     assert math.isnan(figures_of("x", requests[1:2], 2.0, 0.5).p50_s)
 
@@ -42,7 +42,7 @@ async def test_so_many_are_in_flight_and_no_more() -> None:
         await asyncio.sleep(0)  # noqa: TID251 - the turn of the others
         inside -= 1
 
-    found = await run_in_flight(ask, 7, 0.05)
+    found = await run_in_flight(ask, 7, 0.05, asyncio.Event())
     assert most == 7
     assert found.per_s > 0
     assert found.level == "7 in flight"
@@ -56,7 +56,7 @@ async def test_requests_of_a_rate_count_from_when_they_were_due(monkeypatch: pyt
     async def ask() -> None:
         await ended.wait()
 
-    running = asyncio.create_task(run_at_rate(ask, 400.0, 0.1, np.random.default_rng(1)))
+    running = asyncio.create_task(run_at_rate(ask, 400.0, 0.1, np.random.default_rng(1), asyncio.Event()))
     asyncio.get_running_loop().call_later(0.15, ended.set)
     found = await running
     assert found.refused[Code.OVERLOADED] > 5
@@ -67,9 +67,27 @@ async def test_a_refusal_is_counted_by_its_code() -> None:
     async def ask() -> None:
         raise refuse(Code.TENANT_RATE)
 
-    found = await run_at_rate(ask, 500.0, 0.1, np.random.default_rng(1))
+    found = await run_at_rate(ask, 500.0, 0.1, np.random.default_rng(1), asyncio.Event())
     assert found.per_s == 0
     assert found.refused.keys() == {Code.TENANT_RATE}
+
+
+async def test_an_interrupt_ends_a_load_and_what_it_found_counts() -> None:
+    interrupted = asyncio.Event()
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)  # noqa: TID251 - the turn of the others
+        if asked % 20 == 0:
+            interrupted.set()
+
+    at_rate = await run_at_rate(ask, 1000.0, 3600.0, np.random.default_rng(1), interrupted)
+    assert at_rate.answers == asked >= 20
+    interrupted.clear()
+    in_flight = await run_in_flight(ask, 3, 3600.0, interrupted)
+    assert in_flight.answers == asked - at_rate.answers > 0
 
 
 def test_inputs_are_made_for_every_datatype() -> None:

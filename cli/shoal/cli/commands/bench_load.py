@@ -1,10 +1,13 @@
 """`shoal bench load`: requests for one workload, as many at once or as often as asked, and how they were answered."""
 
 import asyncio
+import contextlib
 import math
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +34,7 @@ Ask = Callable[[], Awaitable[object]]
 
 
 @click.command("load")
-@click.argument("workload", type=WORKLOAD)
+@click.argument("workloads", metavar="WORKLOAD..", type=WORKLOAD, nargs=-1, required=True)
 @click.option("--input", "source", type=click.Path(path_type=Path), help="As of `shoal infer`. [default: random]")
 @click.option(
     "--in-flight", default=IN_FLIGHT, show_default=True, metavar="N[,N..]", help="Requests at once, one level each."
@@ -39,44 +42,62 @@ Ask = Callable[[], Awaitable[object]]
 @click.option("--rate", type=click.FloatRange(0.1, 100_000), help="Requests a second at random times instead.")
 @click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Of each level.")
 @click.option("--deadline", type=click.FloatRange(0.001, 3600), default=10.0, show_default=True, help="In seconds.")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="How often a request is sent again where that is safe, as clients do.",
+)
 @click.option("--gateway", default="", metavar="HOST:PORT", help="Data port. [default: of the region's gateway]")
 @tenant
 @connection
 @output
 def load(
-    workload: str,
+    workloads: tuple[str, ...],
     source: Path | None,
     in_flight: str,
     rate: float | None,
     seconds: float,
     deadline: float,
+    retries: int,
     gateway: str,
     tenant: str,
     context: str,
     region: str,
     output: str,
 ) -> None:
-    """Ask WORKLOAD as often as its answers allow, and show answers a second, p50, p90, p99 and refusals.
+    """Ask WORKLOAD as often as its answers allow, and show answers, p50, p90, p99 and refusals. Several are asked in
+    turn.
 
     Each level keeps a number of requests in flight; with --rate requests come at random times of that rate, whether or
-    not earlier ones were answered, and count from when they were due. Nothing is repeated. The client is one process:
-    where it used a whole core, it is what was measured.
+    not earlier ones were answered, and count from when they were due. Nothing is repeated, unless --retries says so.
+    Ctrl-C ends it early, and shows what was found until then. The client is one process: where it used a whole core, it
+    is what was measured.
     """
     levels = _parse_levels(in_flight)
     target = replace(select_context(context, region), tenant=tenant)
     address = gateway or gateway_of(target)
 
     async def run() -> list[LoadFigures]:
-        async with AsyncInferenceClient(target, address, timeout_s=deadline, retries=0) as client:
-            inputs, datatypes = await _inputs(client, workload, source)
+        interrupted = asyncio.Event()
+        async with AsyncInferenceClient(target, address, timeout_s=deadline, retries=retries) as client:
+            arguments = {name: await _inputs(client, name, source) for name in workloads}
+            turns = cycle(arguments.items())
 
             async def ask() -> object:
+                workload, (inputs, datatypes) = next(turns)
                 return await client.infer(workload, inputs, datatypes=datatypes)
 
-            await ask()  # connects; a workload that cannot be asked is told of at once
+            for _ in arguments:
+                await ask()  # connects; a workload that cannot be asked is told of at once
+            # Also where a shell started it in the background, and had it ignore interrupts.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
             if rate is not None:
-                return [await run_at_rate(ask, rate, seconds, np.random.default_rng(0))]
-            return [await run_in_flight(ask, count, seconds) for count in levels]
+                return [await run_at_rate(ask, rate, seconds, np.random.default_rng(0), interrupted)]
+            return [
+                await run_in_flight(ask, count, seconds, interrupted) for count in levels if not interrupted.is_set()
+            ]
 
     found = asyncio.run(run())
     if output in ("json", "yaml"):
@@ -85,15 +106,15 @@ def load(
         _show(found)
 
 
-async def run_in_flight(ask: Ask, count: int, seconds: float) -> LoadFigures:
-    """Keep `count` requests in flight: each is followed by the next."""
+async def run_in_flight(ask: Ask, count: int, seconds: float, interrupted: asyncio.Event) -> LoadFigures:
+    """Keep `count` requests in flight: each is followed by the next, until `interrupted` is set."""
     loop = asyncio.get_running_loop()
     requests: list[LoadRequest] = []
     began, cpu_began = loop.time(), time.process_time()
     end = began + seconds
 
     async def caller() -> None:
-        while (now := loop.time()) < end:
+        while (now := loop.time()) < end and not interrupted.is_set():
             requests.append(await _request(ask, now))
 
     await asyncio.gather(*(caller() for _ in range(count)))
@@ -101,9 +122,11 @@ async def run_in_flight(ask: Ask, count: int, seconds: float) -> LoadFigures:
     return figures_of(f"{count} in flight", requests, loop.time() - began, used_s)
 
 
-async def run_at_rate(ask: Ask, rate: float, seconds: float, chance: np.random.Generator) -> LoadFigures:
-    """Begin requests at random times, `rate` a second. More than MOST_IN_FLIGHT are not begun, and count as
-    OVERLOADED."""
+async def run_at_rate(
+    ask: Ask, rate: float, seconds: float, chance: np.random.Generator, interrupted: asyncio.Event
+) -> LoadFigures:
+    """Begin requests at random times, `rate` a second, until `interrupted` is set. More than MOST_IN_FLIGHT are not
+    begun, and count as OVERLOADED."""
     loop = asyncio.get_running_loop()
     requests: list[LoadRequest] = []
     inside: set[asyncio.Task[LoadRequest]] = set()
@@ -115,7 +138,10 @@ async def run_at_rate(ask: Ask, rate: float, seconds: float, chance: np.random.G
     began, cpu_began = loop.time(), time.process_time()
     due = began + float(chance.exponential(1 / rate))
     while due < began + seconds:
-        await asyncio.sleep(max(0.0, due - loop.time()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due):
+                await interrupted.wait()
+                break
         if len(inside) >= MOST_IN_FLIGHT:
             requests.append(LoadRequest(0.0, Code.OVERLOADED))
         else:
@@ -191,10 +217,11 @@ def _show(found: Sequence[LoadFigures]) -> None:
         return "-" if math.isnan(seconds) else f"{seconds * 1e3:.2f}"
 
     table(
-        ["LOAD", "ANSWERS/S", "P50 MS", "P90 MS", "P99 MS", "REFUSED", "CLIENT'S CORE"],
+        ["LOAD", "ANSWERS", "ANSWERS/S", "P50 MS", "P90 MS", "P99 MS", "REFUSED", "CLIENT'S CORE"],
         [
             [
-                each.level, f"{each.per_s:,.1f}", *map(milliseconds, (each.p50_s, each.p90_s, each.p99_s)),
+                each.level, f"{each.answers:,}", f"{each.per_s:,.1f}",
+                *map(milliseconds, (each.p50_s, each.p90_s, each.p99_s)),
                 ", ".join(f"{code} {count}" for code, count in each.refused.items()) or "0", f"{each.client_core:.0%}",
             ]
             for each in found
