@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,6 +44,8 @@ class Bundle:
     samples: dict[str, tuple[Path, tuple[str, ...]]]
     # Of every document in the files, in file order.
     keys: tuple[FileDocumentKey, ...] = ()
+    # The file of each key, as `documents` names it.
+    files: tuple[str, ...] = ()
 
     @property
     def workloads(self) -> tuple[tuple[str, str], ...]:
@@ -77,7 +79,23 @@ def read(paths: Sequence[str]) -> Bundle:
     sent = () if loaded.problems else texts
     documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in sent)
     keys = tuple(_key(document) for document in loaded.documents)
-    return Bundle(documents, tuple(loaded.problems), sources, samples, keys)
+    origins = tuple(document.source for document in loaded.documents)
+    return Bundle(documents, tuple(loaded.problems), sources, samples, keys, origins)
+
+
+def waves(bundle: Bundle, share: float) -> tuple[Bundle, ...]:
+    """The files of the bundle in the order in which `apply --wave` takes them: one with a workload and all without any,
+    then `share` of those with a workload at once."""
+    own = {name: tuple(key for key, file in zip(bundle.keys, bundle.files, strict=True) if file == name)
+           for name in dict.fromkeys(bundle.files)}  # fmt: skip
+    loaded = [each for each in bundle.documents if any(key.kind == "Workload" for key in own.get(each.name, ()))]
+    others = [each for each in bundle.documents if each not in loaded]
+    size = max(1, int(share * len(loaded)))
+    groups = [others + loaded[:1], *(loaded[at : at + size] for at in range(1, len(loaded), size))]
+    return tuple(
+        replace(bundle, documents=tuple(group), keys=tuple(key for each in group for key in own.get(each.name, ())))
+        for group in groups
+    )
 
 
 def push_sources(api: RegionClient, bundle: Bundle) -> dict[str, str]:

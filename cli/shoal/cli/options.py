@@ -1,7 +1,7 @@
 """Options that many verbs share, and the connection that they open."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from textwrap import fill
@@ -126,6 +126,24 @@ class LabelPair(click.ParamType[tuple[str, str]]):
 
 
 LABEL = LabelPair()
+
+
+class Share(click.ParamType[float]):
+    """`10%`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        with suppress(ValueError):
+            share = float(str(value).removesuffix("%")) / 100
+            if str(value).endswith("%") and 0 <= share <= 1:
+                return share
+        return self.fail(f"{value!r} is no share, like 10%", param, ctx)
+
+
+SHARE = Share()
 
 
 class TensorShape(click.ParamType[tuple[str, tuple[int, ...]]]):

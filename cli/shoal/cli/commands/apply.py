@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from shoal.cli.documents import push_sources, read
-from shoal.cli.options import connect, connection, output
+from shoal.cli.documents import push_sources, read, waves
+from shoal.cli.options import SHARE, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import QUEUED, refusal_of
 from shoal.cli.render.output import emit, line, progress
@@ -46,16 +46,26 @@ Key = tuple[str, str]
     "--wait", is_flag=True, help="Return when the workloads of FILES, and those whose policy FILES change, are ready."
 )
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds that --wait waits.")
+@click.option(
+    "--wave",
+    type=SHARE,
+    metavar="SHARE",
+    help="FILES in waves of this share of those with a workload, as 10%; the first is one alone. The next begins when "
+    "the workloads of the last are ready, and none does after a failure. --timeout holds for each.",
+)
 @connection
 @output
 def apply(
-    files: tuple[str, ...], plan_hash: str, prune: bool, dry_run: bool, wait: bool, timeout_s: float, context: str,
-    region: str, output: str,
+    files: tuple[str, ...], plan_hash: str, prune: bool, dry_run: bool, wait: bool, timeout_s: float,
+    wave: float | None, context: str, region: str, output: str,
 ) -> None:  # fmt: skip
     """Apply FILES: store them, place what they ask for, and say what changes.
 
     With --dry-run the exit status is that of `shoal plan`: 0 nothing to do, 1 changes, 255 error.
     """
+    if wave is not None and (plan_hash or dry_run):
+        found = f"--wave with {'--plan' if plan_hash else '--dry-run'}"
+        raise refuse(Code.USAGE, found, "one of them: a plan is of all FILES at once", "leave one out")
     bundle = read(files)
     refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
@@ -67,8 +77,13 @@ def apply(
             for kind, name, owner in left:
                 say(f"- {kind} {f'{owner}/' if owner else ''}{name}, which is not in these files")
             raise click.exceptions.Exit(255 if plan.problems else 1 if plan.changes or left else 0)
-        reply = api.apply(bundle.documents, push_sources(api, bundle), plan_hash)
-        report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)
+        digests = push_sources(api, bundle)
+        parts = [bundle] if wave is None else waves(bundle, wave)
+        for number, part in enumerate(parts, 1):
+            if wave is not None:
+                say(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
+            reply = api.apply(part.documents, digests, plan_hash)
+            report_apply(api, reply, plan_hash, part.workloads, wait or wave is not None, timeout_s, output)
         for kind, name, owner in surplus(api, bundle.workloads) if prune else ():
             api.delete(kind, name, owner)
             say(f"deleted {kind} {name}, which is not in these files")

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from shoal.cli import rollout
-from shoal.cli.options import connect, connection
+from shoal.cli.options import SHARE, connect, connection
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.cli.rollout import (
@@ -55,25 +55,10 @@ Key = tuple[str, str, str]
 gateway they use."""
 
 
-class Share(click.ParamType[float]):
-    """`10%`."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        with suppress(ValueError):
-            share = float(str(value).removesuffix("%")) / 100
-            if str(value).endswith("%") and 0 <= share <= 1:
-                return share
-        return self.fail(f"{value!r} is no share, like 10%", param, ctx)
-
-
 @click.command()
 @click.option("--to", "version", required=True, metavar="VERSION", help="As `shoal get nodes -o wide` shows it then.")
 @click.option("--component", type=click.Choice(["agent", "coordinator"]), default="agent", show_default=True)
-@click.option("--wave", type=Share(), default="10%", show_default=True, help="Of all, at once; the first is one alone.")
+@click.option("--wave", type=SHARE, default="10%", show_default=True, help="Of all, at once; the first is one alone.")
 @click.option(
     "--exec",
     "command",
@@ -85,7 +70,7 @@ class Share(click.ParamType[float]):
 @click.option(
     "--within", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to be empty, and to be back."
 )
-@click.option("--max-errors", type=Share(), default="1%", show_default=True, help="Failed requests, beyond before.")
+@click.option("--max-errors", type=SHARE, default="1%", show_default=True, help="Failed requests, beyond before.")
 @click.option(
     "--max-slower", type=click.FloatRange(1), default=2.0, show_default=True, help="Of each workload's p95, as factor."
 )
