@@ -113,11 +113,11 @@ class Control:
                 apis[name] = opened.enter_context(RegionClient(self._start_coordinators(stack.for_region(name), say)))
                 for gateway in stack.for_region(name).gateways:
                     self._start_node(apis[name], stack, gateway, say)
-            # One agent of each kind tells the scale; the others then start with it, and once.
-            first = {member.name for member in stack.kinds.values()}
-            self._start_agents(apis, stack, [each for each in stack.agents if each.name in first], say)
+            # One agent of each kind tells the scale; the others that emulate then start with it, and once.
+            later = [each for each in stack.agents if each.emulate and each != stack.kinds[each.emulate]]
+            self._start_agents(apis, stack, [each for each in stack.agents if each not in later], say)
             stack = self._apply_time_scale(apis, stack, say)
-            self._start_agents(apis, stack, [each for each in stack.agents if each.name not in first], say)
+            self._start_agents(apis, stack, later, say)
             for name, api in apis.items():
                 client_files(
                     api, stack.for_region(name).coordinator_addresses("enrol"), self._client_folder(stack, name)
@@ -352,8 +352,8 @@ class Control:
         layout.save(self.folder, stack)
         epochs = {node.node.name: node.epoch for api in apis.values() for node in api.get("nodes").nodes}
         emulated = [member for member in stack.kinds.values() if member.emulate]
-        for member in emulated:
-            self.ask({"op": "restart", "name": member.name})
+        with ThreadPoolExecutor(os.cpu_count() or 1) as together:
+            list(together.map(lambda member: self.ask({"op": "restart", "name": member.name}), emulated))
 
         def are_restarted() -> bool:
             nodes = [node for api in apis.values() for node in api.get("nodes").nodes]

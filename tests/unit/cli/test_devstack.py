@@ -4,8 +4,9 @@ import datetime
 import fcntl
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cryptography import x509
@@ -13,9 +14,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from shoal.cli.commands.dev import show_up
 from shoal.cli.render.demo_screen import SilentDemo
-from shoal.client import Context, Contexts
+from shoal.client import Context, Contexts, RegionClient
 from shoal.devstack import broker, compose, etcd, layout
-from shoal.devstack.control import Control, RunningStack, _free_ports
+from shoal.devstack.control import Control, RunningStack, _free_ports, _rates_of
 from shoal.devstack.demo import Demo
 from shoal.devstack.load import ClosedLoopLoad, LoadCall, MixedLoad
 from shoal.devstack.process_supervisor import ProcessSupervisor
@@ -346,3 +347,29 @@ def test_a_fleet_that_cannot_be_is_refused(fleets: tuple[str, ...], found: str) 
         layout.port_names(layout.StackOptions(agents=1, groups=tuple(map(layout.AgentGroup.parse, fleets))))
     assert refused.value.refusal.found == found
     assert "fleet" in refused.value.refusal.remedy
+
+
+class MeasuredRegion:
+    """A region whose devices are these, by node: (FLOP/s of a convolution, is emulated)."""
+
+    def __init__(self, rates: Mapping[str, tuple[float, bool]]) -> None:
+        self._rates = rates
+
+    def get(self, kind: str) -> operator_pb2.GetReply:
+        assert kind == "devices"
+        reply = operator_pb2.GetReply()
+        for node, (flops, is_emulated) in self._rates.items():
+            view = reply.devices.add(node=node)
+            view.device.emulated = is_emulated
+            view.receipt.rates.conv_flops["fp32"] = flops
+        return reply
+
+
+def test_agents_that_did_not_start_yet_are_as_fast_as_the_first_of_their_kind() -> None:
+    """A device that somebody else brought counts, too."""
+    asked = layout.StackOptions(agents=1, groups=(layout.AgentGroup("shop", 3), layout.AgentGroup("depot", 1, "x")))
+    stack = layout.compose(asked, dict.fromkeys(layout.port_names(asked), 1000))
+    rates = {"plain-cpu": (1e11, False), "shop-1": (2e11, True), "depot-1": (3e11, True), "guest": (4e11, True)}
+    region = cast(RegionClient, MeasuredRegion(rates))
+    found = sorted((rate.flops, rate.is_emulated) for rate in _rates_of({layout.REGION: region}, stack))
+    assert found == [(1e11, False), (2e11, True), (2e11, True), (2e11, True), (3e11, True), (4e11, True)]
