@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ from _machine import machine_line
 from _placement.agents import LoopMonitor, NoModels, ScaleAgent, ScaleLinks
 from _placement.standing import REGION, fill, workload_text
 
+from shoal.coordinator.api.compute_pool import ComputePool
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.catalog.model import DocumentKey
@@ -124,6 +126,8 @@ class ScaleRun:
         self.region = region
         self.links = links
         self.load = load
+        self.pool = ComputePool()
+        """Where the operator API reads and plans documents, beside the loop."""
         self.steps: list[float] = []
         """Processor seconds of the loop's thread in each step: of an idle one all is its own."""
         self.decisions: list[float] = []
@@ -236,7 +240,7 @@ class ScaleRun:
 
     async def _apply_texts(self, texts: Sequence[tuple[str, str]]) -> None:
         began = time.monotonic()
-        done = await self.region.documents.apply(texts, {}, "", ACTOR)
+        done = await self.region.documents.apply(texts, {}, "", ACTOR, compute=partial(self.pool.run, ACTOR))
         self._took = time.monotonic() - began
         if not done.revision:
             raise RuntimeError(f"not applied: {done.plan_result.problems[:1]} {done.plan_differences[:1]}")
@@ -274,6 +278,7 @@ async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
         _log(f"{per_s:.0f} durable placements/s")
         churned = await run.churn() if load.churn_s else math.nan
     finally:
+        run.pool.stop()
         region.stop()
         for task in tasks:
             task.cancel()
