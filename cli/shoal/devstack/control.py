@@ -28,6 +28,8 @@ from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 CONTEXT: Final = "dev"
+LOGS: Final = "logs"
+"""Folder of the logs of all members."""
 NODES_READY_WITHIN_S: Final = 90.0
 
 
@@ -70,11 +72,25 @@ class Control:
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
+            before = None if (self.folder / layout.FILE).exists() else frozenset(self.folder.iterdir())
             try:
                 return self._start(asked, say)
             except BaseException:
                 self.down()
+                if before is not None:
+                    self._discard(before)
                 raise
+
+    def _discard(self, before: frozenset[Path]) -> None:
+        """Delete what a first start that failed has made, but for its logs: nobody has applied anything to it, and the
+        next one may be asked for something else. before: what was in the folder."""
+        for path in frozenset(self.folder.iterdir()) - before:
+            if path.name == LOGS or path.suffix == ".log":
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
     @contextmanager
     def _exclusive_lock(self) -> Iterator[None]:

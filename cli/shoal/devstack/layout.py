@@ -406,15 +406,19 @@ def ca_folder(folder: Path, replicas: Sequence[StackMember]) -> Path:
     return folder / (one.name if len(replicas) == 1 else f"{one.region}-shared")
 
 
+FILE: Final = "stack.json"
+"""Of a stack's layout, in its folder."""
+
+
 def save(folder: Path, stack: StackLayout) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "stack.json").write_text(json.dumps(asdict(stack), indent=1))
+    (folder / FILE).write_text(json.dumps(asdict(stack), indent=1))
 
 
 def load(folder: Path) -> StackLayout:
     """Raises ShoalError(NOT_FOUND) if no stack was ever started there."""
     try:
-        data: dict[str, Any] = json.loads((folder / "stack.json").read_text())
+        data: dict[str, Any] = json.loads((folder / FILE).read_text())
     except FileNotFoundError as cause:
         raise refuse(Code.NOT_FOUND, f"no local federation in {folder}", "one that runs", "shoal dev up") from cause
     members = tuple(StackMember(**{"region": data["region"], **member}) for member in data["members"])

@@ -43,6 +43,8 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
     """The coordinator runs, and then the first part after it cannot: its folder is a file."""
     control = Control(tmp_path / name, Contexts(tmp_path / "home"))
     said: list[str] = []
+    control.folder.mkdir(parents=True)
+    (control.folder / "mine").mkdir()
 
     def say(text: str) -> None:
         said.append(text)
@@ -53,7 +55,8 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
         control.up(layout.StackOptions(agents=1), say)
     assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
     assert not control.running()
-    assert not (control.folder / "supervisor.sock").exists()
+    left = {path.name for path in control.folder.iterdir()}
+    assert left == {"mine", "logs", "supervisor.log", "up.lock"}, "the next one may be asked for something else"
 
 
 def stopped_stack(folder: Path, contexts: Contexts) -> Control:
