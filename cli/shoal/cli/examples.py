@@ -21,6 +21,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal dev up", "one region with four agents"),
         ("shoal dev up --regions 2 --federation-replicas 1", "two regions that trade"),
         ("shoal dev up --link mqtt", "agents behind a broker"),
+        ("shoal dev up --fleet shop=40", "emulated shop-01 .. shop-40, each in a site of its own"),
     ),
     "dev status": (("shoal dev status -o wide", "with the data folders"),),
     "dev down": (("shoal dev down", "keep its state"), ("shoal dev down --purge", "delete it too")),
@@ -72,6 +73,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal apply -f examples/reader.yaml --wait", "until it serves"),
         ("shoal apply -f examples/reader.yaml --plan HASH", "only if it is still what `plan` showed"),
         ("shoal apply -f shops/ --prune --dry-run", "what would be deleted too"),
+        ("shoal apply -f shops/ --wave 10%", "one file alone, then a tenth of them at once"),
     ),
     "delete": (
         ("shoal delete workload reader", ""),
@@ -171,6 +173,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal bench load reader --seconds 5", "answers a second of a workload of yours"),
         ("shoal bench --list", "the others, in a checkout"),
     ),
-    "bench load": (("shoal bench load reader --in-flight 1,4,16", ""), ("shoal bench load reader --rate 50", "")),
+    "bench load": (
+        ("shoal bench load reader --in-flight 1,4,16", ""),
+        ("shoal bench load reader --rate 50", ""),
+        ("shoal bench load shop-1 shop-2 --rate 2 --retries 3", "in turn, as clients that ask again"),
+    ),
 }
 """Verb, with those above it -> its examples."""

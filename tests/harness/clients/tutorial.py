@@ -85,7 +85,12 @@ class Block:
 
 def ten_minutes() -> tuple[Block, ...]:
     """What the page tells the user to type, in order; the two ways to start are its first blocks."""
-    found = (Block(*match.groups()) for match in _BLOCK.finditer(PAGE.read_text().partition(END)[0]))
+    return blocks_of(PAGE.read_text().partition(END)[0])
+
+
+def blocks_of(page: str) -> tuple[Block, ...]:
+    """What a page tells the user to type, in order."""
+    found = (Block(*match.groups()) for match in _BLOCK.finditer(page))
     return tuple(block for block in found if block.language in ("sh", "python"))
 
 
