@@ -56,8 +56,6 @@ class SimOperators:
         """Workload -> when its deletion was last requested."""
         self._moves = self._rng.stream("moves")
         self._queued_moves = self._rng.stream("queued moves")  # its own stream: it leaves other draws unchanged
-        self.queues = 0.0
-        """Share of the moves that may wait in the queue."""
         self._edition = 0
         self._changes = 0
         self._hang_up_after_s: float | None = None
@@ -127,17 +125,15 @@ class SimOperators:
         node = rng.choice([machine.name for machine in self._cluster.machines if machine.chips])
         key = WorkloadKey(TENANT, rng.choice(NAMES))
         drains, cancels = rng.happens(0.2), rng.happens(0.15)
-        queues = self.queues > 0 and self._queued_moves.happens(self.queues)
 
         async def act(region: RegionalCoordinator) -> None:
             if drains:
                 await region.moves.drain(node, OPERATOR_URI)
                 return
-            moves = region.queued_moves if queues else region.moves
-            begun = await moves.migrate(key, Aim(node), OPERATOR_URI)
+            begun = await region.moves.migrate(key, Aim(node), OPERATOR_URI)
             if cancels:
                 await asyncio.sleep(rng.exponential(2.0))
-                await moves.cancel(begun.id, OPERATOR_URI)
+                await region.moves.cancel(begun.id, OPERATOR_URI)
 
         outcome = await self._attempt(act)
         self._world.record("operator.moves", node=node, workload=str(key), drains=drains, outcome=outcome)
@@ -161,6 +157,35 @@ class SimOperators:
         outcome = await self._attempt(lambda region: region.fleet.cordon(node, on, OPERATOR_URI))
         self._world.record("operator.cordon", node=node, on=on, outcome=outcome)
         return outcome
+
+    async def queue_moves(self, every_s: float) -> None:
+        """Ask for moves that may wait until cancelled, at times of a node that takes nothing for a while. every_s: mean
+        seconds between two."""
+        rng = self._queued_moves
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(rng.exponential(every_s))
+                node = rng.choice([machine.name for machine in self._cluster.machines if machine.chips])
+                names = sorted(self._wanted)
+                if names:
+                    key = WorkloadKey(TENANT, rng.choice(names).removeprefix(f"{TENANT}/"))
+                    closed_s = rng.uniform(1.0, 8.0) if rng.happens(0.5) else 0.0
+                    group.create_task(self._queue_move(key, node, closed_s, cancels=rng.happens(0.15)))
+
+    async def _queue_move(self, key: WorkloadKey, node: str, closed_s: float, *, cancels: bool) -> None:
+        async def act(region: RegionalCoordinator) -> None:
+            begun = await region.queued_moves.migrate(key, Aim(node), OPERATOR_URI)
+            if cancels:
+                await asyncio.sleep(closed_s / 2)
+                await region.queued_moves.cancel(begun.id, OPERATOR_URI)
+
+        if closed_s:
+            await self.cordon(node, on=True)
+        outcome = await self._attempt(act)
+        self._world.record("operator.queues", node=node, workload=str(key), outcome=outcome)
+        if closed_s:
+            await asyncio.sleep(closed_s)
+            await self.cordon(node, on=False)
 
     async def empty_queue(self) -> None:
         """Take back every move that still waits."""

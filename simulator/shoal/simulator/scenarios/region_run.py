@@ -36,6 +36,8 @@ NOTHING_MISSING_S = 2.5
 QUIESCENT_S = 3.0
 """For how long nothing may start, stop or be decided once the region has converged."""
 
+QUEUES_S = 1.5
+"""Mean seconds between two moves that may wait."""
 QUEUE_S = 15.0
 """Virtual seconds after the last fault in which moves that wait may begin; those that still do are taken back."""
 MANY_REQUESTS_S = 0.03
@@ -70,8 +72,8 @@ class RegionScenario:
     to_zero: float = 0.0
     # Mean seconds between two clients' requests.
     request_every_s: float = REQUEST_INTERVAL_S
-    # Share of the operators' moves that may wait in the queue.
-    queues: float = 0.0
+    # True: operators ask for moves that may wait in the queue, throughout.
+    queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,6 @@ class RegionRun:
 async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None:
     """Safety, then liveness."""
     cluster, operators = stage.cluster, stage.cluster.operators
-    operators.queues = scenario.queues
     storm = RegionFaultSchedule(cluster, scenario.faults)
     stage.kinds = tuple(kind.name for kind in storm.kinds)
     await cluster.start()
@@ -277,7 +278,10 @@ async def _run_random_faults(stage: RegionRun, scenario: RegionScenario) -> None
         operators.send_requests(scenario.request_every_s, CLIENT_TIMEOUTS_S if scenario.requests else (TIMEOUT_S,))
     )
     stage.world.record("storm.begins", kinds=stage.kinds)
+    asking = asyncio.ensure_future(operators.queue_moves(QUEUES_S)) if scenario.queues else None
     await storm.run(stage.rng.uniform(*scenario.faults_s))
+    if asking is not None:
+        asking.cancel()
     if scenario.requests:
         traffic.cancel()
     await cluster.clear_faults()
@@ -300,7 +304,7 @@ SCENARIOS = {
     for scenario in (
         RegionScenario("storm"),
         RegionScenario("idle", to_zero=0.7, request_every_s=2.0),
-        RegionScenario("queue", queues=0.8),
+        RegionScenario("queue", queues=True),
         RegionScenario("calm", faults=(), datagrams=0.0, mqtt=0.5, faults_s=(1.0, 2.0)),
         RegionScenario(
             "requests",
