@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2], help="intra-op threads of a run")
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 4])
     parser.add_argument("--busy", action="store_true", help="keep every core busy while measuring")
+    parser.add_argument("--simulate", nargs="*", default=[], help="vendors' simulators, such as htp, for the processor")
     parser.add_argument("--raw", type=Path, help="write what was measured to this file")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
     parser.add_argument("--device", type=Path, help="CSV of a device that is in no table")
@@ -119,7 +120,7 @@ def _moves(options: argparse.Namespace) -> None:
 
 
 def _choice(options: argparse.Namespace) -> CaseChoice:
-    return CaseChoice(tuple(options.threads), tuple(options.batches))
+    return CaseChoice(tuple(options.threads), tuple(options.batches), simulate=tuple(options.simulate))
 
 
 def _cores(options: argparse.Namespace) -> int:

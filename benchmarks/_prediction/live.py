@@ -104,7 +104,7 @@ async def measure_all(
     measured = dict[str, tuple[LiveCase, list[Measured]]]()
     with tempfile.TemporaryDirectory(prefix="shoal-live-") as scratch:
         clock = SystemClock()
-        drivers = _devices(clock)
+        drivers = _devices(clock, cases.simulate)
         async with _pools(Path(scratch), clock, drivers, cases.threads) as pools:
             for device, _ in drivers:
                 for threads in cases.threads:
@@ -134,6 +134,8 @@ class CaseChoice:
     batches: tuple[int, ...] = (1, 4)
     # One model in so many is measured at more than one thread or request.
     every: int = 2
+    # Vendors' simulators to take instead of the processor. Their latencies are published ones: memory and load count.
+    simulate: tuple[str, ...] = ()
 
     def of(self, models: Sequence[LiveModel], devices: Iterable[Device]) -> Iterator[LiveCase]:
         for device in devices:
@@ -267,8 +269,11 @@ def _digest(model: LiveModel) -> str:
 # the devices and workers of this machine
 
 
-def _devices(clock: SystemClock) -> list[tuple[Device, DeviceDriver]]:
-    """The processor, by ONNX Runtime's own provider and by each plugin that runs on it."""
+def _devices(clock: SystemClock, simulate: tuple[str, ...]) -> list[tuple[Device, DeviceDriver]]:
+    """The processor, by ONNX Runtime's own provider and by each plugin that runs on it; or simulators alone."""
+    if simulate:
+        simulators = PluginDriver(clock, DriverOptions(simulate=simulate))
+        return [(each, simulators) for each in simulators.discover() if each.simulated]
     drivers: list[DeviceDriver] = [CpuDriver(clock, DriverOptions()), PluginDriver(clock, DriverOptions())]
     found = list[tuple[Device, DeviceDriver]]()
     for driver in drivers:

@@ -117,3 +117,19 @@ def test_a_run_uses_again_what_a_load_has_freed() -> None:
     assert sizes_of(made).other_bytes == 1000 + 100
     older = replace(made, run_bytes=Bytes(0), copied_bytes=Bytes(0), activation_bytes=Bytes(2000))
     assert sizes_of(older).activation_bytes == 2000 - 800
+
+
+def test_a_provider_with_a_hundred_megabytes_of_its_own_that_compiles_is_learnt() -> None:
+    """As QNN's simulator: 118 MB before any model, and 0.1 to 1 s for what a processor's provider loads in 0.01 s."""
+    rng = np.random.default_rng(3)
+    made = [
+        LoadSizes(1.0, 1.0, file, 1e4, 0.0, nodes, file / 4)
+        for file, nodes in zip(10 ** rng.uniform(5, 7, 24), rng.uniform(10, 100, 24), strict=True)
+    ]
+    taken = [1.18e8 + 4 * each.convolution_bytes + 5e4 * each.nodes for each in made]
+    seconds = [0.1 + 6e-8 * each.convolution_bytes + 4e-3 * each.nodes for each in made]
+    for law, values in ((memory_law, taken), (seconds_law, seconds)):
+        learnt = law([LoadSeen(each, value) for each, value in zip(made[:12], values, strict=False)])
+        assert learnt is not None
+        for each, value in zip(made[12:], values[12:], strict=True):
+            assert learnt.estimate(each).mid == pytest.approx(value, rel=0.1 if law is memory_law else 0.3)
