@@ -14,6 +14,7 @@ from shoal.coordinator.api import views
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
 from shoal.coordinator.controllers.workloads import placement_queries
+from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -35,10 +36,17 @@ async def world(tmp_path: Path) -> AsyncIterator[RegionFixture]:
     await opened.store.close()
 
 
+class NoCertificates:
+    """Enrolment, as far as lists ask it."""
+
+    async def expiry_of(self, role: Role, name: str) -> None:
+        return None
+
+
 @pytest.fixture
 def api(world: RegionFixture) -> OperatorService:
     nobody = cast(Any, None)
-    return OperatorService(world.region, nobody, nobody, nobody, nobody)
+    return OperatorService(world.region, cast(Any, NoCertificates()), nobody, nobody, nobody)
 
 
 async def test_explain_shows_one_workload_as_lists_do_and_builds_no_other(
@@ -58,6 +66,23 @@ async def test_explain_shows_one_workload_as_lists_do_and_builds_no_other(
     assert built == [WorkloadKey("default", "reader")]
     assert reply.workload == listed
     assert [each.assignment.workload.name for each in reply.placements] == ["reader"]
+
+
+async def test_lists_are_whole_and_in_order(world: RegionFixture, api: OperatorService) -> None:
+    controller, fleet = world.region.workloads, world.region.fleet.fleet
+    names = sorted(fleet.nodes)
+    nodes = (await api.get(operator_pb2.GetRequest(kind="nodes"), "test")).nodes
+    assert list(nodes) == [views.node_view(fleet.nodes[name], controller.desired.get(name), None) for name in names]
+    devices = (await api.get(operator_pb2.GetRequest(kind="devices"), "test")).devices
+    assert [each.node for each in devices] == names
+    workloads = (await api.get(operator_pb2.GetRequest(kind="workloads"), "test")).workloads
+    assert list(workloads) == list(views.workload_views(controller, fleet))
+    assert len(workloads) == 2
+    placements = (await api.get(operator_pb2.GetRequest(kind="placements"), "test")).placements
+    assert {each.assignment.workload.name for each in placements} == {"reader", "second"}
+    assert all(each.HasField("prediction") for each in placements)
+    (one,) = (await api.get(operator_pb2.GetRequest(kind="nodes", name=names[1]), "test")).nodes
+    assert one.node.name == names[1]
 
 
 async def test_explain_looks_at_other_places_in_a_thread(
