@@ -1,5 +1,7 @@
 """A desired set with many routes is several records, of which a write replaces those that changed."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +127,12 @@ def test_a_set_with_few_routes_is_one_record() -> None:
         store.commit(records.write(one))
         assert store.load(DesiredSetRecords()) == {"gw": one}
         assert (len(store.values) == 1) == (count == 3)
+
+
+def test_a_set_with_routes_on_demand_is_one_record() -> None:
+    """Up to its node's next report, what it subscribes to is read from there, by an older coordinator too."""
+    one = replace(desired_set(MANY, 1), routes_on_demand=True)
+    assert DesiredSetRecords().write(one).puts == {"desired/gw": codec.dump(one)}
 
 
 def test_what_a_node_may_forward_to_is_written_as_any_value() -> None:

@@ -20,6 +20,7 @@ from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.workloads import apply
+from shoal.coordinator.controllers.workloads.desired_sets import FEW
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.ports import Transaction
@@ -198,6 +199,37 @@ async def test_a_restart_finds_the_same_and_moves_nothing(world: RegionFixture, 
         assert not (await again.region.documents.plan([], {}, "test")).plan.has_changes  # type: ignore[union-attr]
     finally:
         await again.store.close()
+
+
+async def test_a_restart_finds_a_large_set_and_goes_on_with_it(world: RegionFixture, tmp_path: Path) -> None:
+    agent = await place_agent(world)
+    text = DOCUMENTS[0][1].split("---")[1]
+    many = [(f"{at}.yaml", text.replace("name: reader", f"name: reader-{at:03}")) for at in range(FEW + 10)]
+    assert (await world.region.documents.apply(many, {}, "", "test")).revision
+    for _ in range(4):
+        await world.step()
+        await agent.apply_desired()
+    before = world.region.workloads.desired["edge-1"]
+    assert len(before.routes) == len(many) + 1
+    stored = await world.store.scan("large-sets/edge-1")
+    assert len(stored) > 2
+    await world.store.close()
+    again = await RegionFixture.open(tmp_path / "first", world)
+    try:
+        await again.step()
+        assert again.region.workloads.desired["edge-1"] == before
+        assert await again.store.scan("large-sets/edge-1") == stored, "nothing changed, nothing is written"
+        await again.region.documents.delete(DocumentKey("Workload", "default/reader-003"), "test")
+        await again.step()
+        changed = again.region.workloads.desired["edge-1"]
+        assert len(changed.routes) == len(many)
+    finally:
+        await again.store.close()
+    last = await RegionFixture.open(tmp_path / "first", world)
+    try:
+        assert last.region.workloads.desired["edge-1"] == changed
+    finally:
+        await last.store.close()
 
 
 async def test_a_lost_node_is_replaced_and_said_so(world: RegionFixture) -> None:

@@ -323,7 +323,7 @@ def test_what_no_device_can_take_is_looked_at_again_once_a_device_is_another(mon
     for _ in range(2):
         found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
         region.kept.adopt(world, NO_MIGRATIONS, found, now)
-    assert {str(each.workload) for each in found.waits} == {str(each.key) for each in region.intents}
+        assert {str(each.workload) for each in found.waits} == {str(each.key) for each in region.intents}
     assert not looked, "nothing changed, and all three ask for the same"
     region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
     region.run(10)

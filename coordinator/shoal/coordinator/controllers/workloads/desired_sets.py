@@ -4,7 +4,8 @@ again with every change.
 A set with many routes is several records: the set without its routes and without what it may forward to, and these by
 themselves, the routes some at a time. `LARGE/NODE` says of which version they are: an older coordinator writes the set
 as a whole and leaves the other records as they are, so that they are of no set any more. One that reads such a set
-finds it without routes, and its first step decides them anew.
+finds it without routes, and its first step decides them anew. A set with routes on demand is one record, because what
+its node subscribes to is read from it after a restart.
 """
 
 import json
@@ -115,7 +116,7 @@ class DesiredSetRecords:
         any may be."""
         node, key = desired.node, LARGE + desired.node
         known = self._written.pop(node, None)
-        if len(desired.routes) <= FEW:
+        if len(desired.routes) <= FEW or desired.routes_on_demand:
             return SetWrites({DESIRED + node: codec.dump(desired)}, self.parts(node))
         touched: set[int] | None = None
         if known is not None and known.version == before and changed is not None:

@@ -407,7 +407,9 @@ class WorkloadsController:
         if changed or gone or puts or deletes or decision.events or written.puts:
             sets = [self._writes_of(desired, decision) for desired in changed.values()]
             puts = {
-                key: value for each in (*(one.puts for one in sets), puts, written.puts) for key, value in each.items()
+                **{key: value for each in sets for key, value in each.puts.items()},
+                **puts,
+                **written.puts,
             }
             events = [_event(happened) for happened in decision.events]
             deletes = (*(key for each in sets for key in each.deletes), *deletes, *written.deletes)
