@@ -93,7 +93,7 @@ def processes_below(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("shops", "wave"),
     [
-        pytest.param(6, "50%", id="six"),
+        pytest.param(4, "100%", id="four"),
         pytest.param(40, "10%", id="forty", marks=[pytest.mark.long, pytest.mark.alone]),
     ],
 )
@@ -121,6 +121,8 @@ def test_shops_with_a_policy_each_and_one_upgrade(tmp_path: Path, shops: int, wa
     assert walk.lines(APPLY, rf"^default/(shop-\d+) +\1/{EMULATED} +ready +yes") == names
     moved = walk.lines(UPGRADE, rf"^m-\w+ +default/(shop-\d+) +\1/{EMULATED} +\1/{EMULATED} +done +100% +yes")
     assert sorted(moved) == names, walk.printed[UPGRADE]
+    assert len(walk.lines(UPGRADE, r"^wave \d+ of \d+: (.+)$")) > 1, walk.printed[UPGRADE]
+    assert walk.lines(UPGRADE, r"^wave 1 of \d+: (.+)$") == names[:1], "one shop alone is the first"
     for mark, printed in walk.printed.items():
         assert not re.findall(r"/rk3588s(?! \(emulated\))", printed), f"{mark}: a stand-in that is not labelled"
     load = re.split(r" {2,}", walk.lines(UPGRADE, rf"^{shops}/s .*$")[0].strip())
