@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 _RECORD_BYTES: Final = 2**14
@@ -16,14 +16,17 @@ _RECORD_BYTES: Final = 2**14
 _RECEIVE_BYTES: Final = 2**18
 
 
-class ReceiveBuffers(NamedTuple):
+class ReceiveBuffers:
     """Where all connections of an event loop receive, because what is there is processed at once: asyncio would take
     as much for each read."""
 
-    # What arrived.
-    secret: memoryview
-    # The same, decrypted.
-    plain: memoryview
+    __slots__ = ("plain", "secret")
+
+    def __init__(self) -> None:
+        self.secret = memoryview(bytearray(_RECEIVE_BYTES))
+        """What arrived."""
+        self.plain = memoryview(bytearray(_RECEIVE_BYTES))
+        """The same, decrypted."""
 
 
 _buffers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReceiveBuffers]] = WeakKeyDictionary()
@@ -34,8 +37,7 @@ def receive_buffers() -> ReceiveBuffers:
     loop = asyncio.get_running_loop()
     found = _buffers.get(loop)
     if found is None:
-        views = (memoryview(bytearray(_RECEIVE_BYTES)), memoryview(bytearray(_RECEIVE_BYTES)))
-        found = _buffers[loop] = ReceiveBuffers(*views)
+        found = _buffers[loop] = ReceiveBuffers()
     return found
 
 

@@ -191,4 +191,4 @@ def is_to_blame(prior: frozenset[bytes] | None, colocated: frozenset[bytes]) -> 
 
 
 def _colocated(request: RequestInFlight, crash: Crash) -> frozenset[bytes]:
-    return frozenset(each.digest for each in crash.in_flight if each is not request)
+    return frozenset([each.digest for each in crash.in_flight if each is not request])

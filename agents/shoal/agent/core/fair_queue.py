@@ -125,7 +125,7 @@ class FairQueue:
 
     def _unit(self, *joining: str) -> float:
         """Slots for a weight of 1, among the tenants inside, waiting or joining; there is at least one."""
-        return self._slots / sum(map(self._weight, {*joining, *self._inside, *self._waiting}))
+        return self._slots / sum(map(self._weight, {*joining, *self._inside, *self._waiting}), 0.0)
 
     def _has_share(self, tenant: str, unit: float) -> bool:
         """Whether the tenant holds less than its share of the slots, which is at least one."""

@@ -129,13 +129,13 @@ class RequestRouter:
         self._workers = by_name
         self._unloaded = {each.assignment: each for each in unloaded if each.assignment not in by_name}
         awaited = tuple(each for each in self._unloaded.values() if each.failure is None)
-        self._awaited = frozenset(each.assignment for each in awaited)
+        self._awaited = frozenset([each.assignment for each in awaited])
         # One that does not load yet is asked for again by whoever waits for it.
         self._woken_at = {
             name: at for name, at in self._woken_at.items() if name in self._awaited and self._unloaded[name].is_waking
         }
         self._tables = RouteTables.from_routes(routes, (*by_name.values(), *awaited))
-        named = self._tables.assignments | by_name.keys() | self._awaited
+        named = {*self._tables.assignments, *by_name, *self._awaited}
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
         }

@@ -455,7 +455,7 @@ def _expected_wait(health: ReplicaHealth, ahead: float) -> Seconds:
 
 
 def _pick_by_weight(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
-    left = unit * sum(endpoint.weight for endpoint in endpoints)
+    left = unit * sum((endpoint.weight for endpoint in endpoints), 0.0)
     for endpoint in endpoints:
         left -= endpoint.weight
         if left < 0:

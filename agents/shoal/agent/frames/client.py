@@ -131,7 +131,7 @@ class FrameClient(FrameConnection):
         text = encode_json({**(header or {}), "kind": kind})
         future: asyncio.Future[FrameMessage] = self._loop.create_future()
         call = self._send_call(FrameType.CALL, text, payload, future)
-        del payload  # the caller may need it again; this function must not keep it alive longer than the send
+        payload = b""  # the caller may need it again; this function must not keep it alive longer than the send
         timer = self._loop.call_later(timeout, _expire, future, kind, timeout) if timeout is not None else None
         try:
             return await future
@@ -155,7 +155,7 @@ class FrameClient(FrameConnection):
         is waited for `patience_s` longer."""
         future: asyncio.Future[InferAnswer] = self._loop.create_future()
         call = self.begin_infer(future, assignment, payload, remaining_s, origin, trace, patience_s=patience_s)
-        del payload
+        payload = b""
         try:
             return await future
         finally:

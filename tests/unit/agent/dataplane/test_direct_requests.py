@@ -16,6 +16,7 @@ from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.caller_auth import CallerAuth
+from shoal.agent.dataplane.direct_requests import DirectMemo
 from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.sessions import FrontSessions
@@ -53,6 +54,8 @@ class Front:
 
     def __init__(self, folder: Path) -> None:
         clock = SystemClock()
+        self.dates_at: Callable[[], Wall] = clock.wall
+        """The time at which tokens must be valid."""
         self.calls: list[InferCall] = []
         self.answers: Callable[[InferCall], None] | None = None
         self.cancelled = 0
@@ -62,7 +65,7 @@ class Front:
         self.worker = LocalWorker("a-1", KEY, str(folder / "w"), "nonce")
         self.workers, peers = WorkerClients(), cast("PeerClients", NoPeers())
         sessions = FrontSessions("west", "n1", clock, self.workers, peers, clock.wall)
-        callers = CallerAuth("west", "n1", clock.wall)
+        callers = CallerAuth("west", "n1", lambda: self.dates_at())
         self.plane = DataPlane(FrontSettings("west", "n1"), clock, self.workers, peers, callers, sessions)
         self.configure()
 
@@ -261,19 +264,20 @@ async def test_a_token_that_expired_counts_no_more(front: Front, monkeypatch: py
     assert front.begin() is None
     front.configure()
     assert front.begin() is not None
-    monkeypatch.setattr(front.plane._callers, "find_caller", lambda _: None)
+    front.dates_at = lambda: Wall(TOKEN.expires_at + 1.0)
     monkeypatch.setattr(front.plane._clock, "now", lambda: now + 10.0)
     assert front.begin() is None, "the caller is looked at again"
 
 
 async def test_who_is_still_valid_keeps_what_is_remembered(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """However seldom it calls."""
-    direct = front.plane._direct
     assert front.begin() is not None
+    (known,) = (each for each in front.memo.values() if isinstance(each, DirectMemo))
+    target = known.targets[KEY.name]
     later = front.plane._clock.now() + 10.0
     monkeypatch.setattr(front.plane._clock, "now", lambda: later)
-    monkeypatch.setattr(direct, "_find_target", lambda *_: pytest.fail("it is known"))
     assert front.begin() is not None
+    assert known.targets[KEY.name] is target
     await until_ended(front, 2)
 
 
