@@ -207,22 +207,31 @@ class _Answers:
     def on_goaway(self, last_stream: int, error: int) -> None: ...
 
 
-def requests_of_a_client() -> list[bytes]:
+def requests_of(
+    path: str, metadata: tuple[tuple[str, str], ...], message: bytes, count: int, frame_bytes: int = 2**14
+) -> list[bytes]:
     """The bytes of a client, request by request, as grpc's clients send them: fields in the dynamic table."""
     from hpack import Encoder
 
     encoder = Encoder()
     fields = (
-        (":method", "POST"), (":scheme", "https"), (":path", PATH), (":authority", "localhost"), ("te", "trailers"),
-        ("content-type", "application/grpc"), ("user-agent", "grpc-python/1.81.1"), ("authorization", "Bearer secret"),
+        (":method", "POST"), (":scheme", "https"), (":path", path), (":authority", "localhost"), ("te", "trailers"),
+        ("content-type", "application/grpc"), ("user-agent", "grpc-python/1.81.1"), *metadata,
     )  # fmt: skip
-    body = frame_message(bytes(100))
-    return [
-        frames.headers(number, encoder.encode(fields), 2**14, end_stream=False)
-        + frames.head(len(body), frames.DATA, frames.END_STREAM, number)
-        + body
-        for number in range(1, 2 * IN_MEMORY_REQUESTS, 2)
-    ]
+    body = frame_message(message)
+    pieces = [body[at : at + frame_bytes] for at in range(0, len(body), frame_bytes)]
+    requests = []
+    for number in range(1, 2 * count, 2):
+        parts = [frames.headers(number, encoder.encode(fields), 2**14, end_stream=False)]
+        for piece in pieces:
+            flags = frames.END_STREAM if piece is pieces[-1] else 0
+            parts += (frames.head(len(piece), frames.DATA, flags, number), piece)
+        requests.append(b"".join(parts))
+    return requests
+
+
+def requests_of_a_client() -> list[bytes]:
+    return requests_of(PATH, (("authorization", "Bearer secret"),), bytes(100), IN_MEMORY_REQUESTS)
 
 
 def in_memory_shoal(requests: list[bytes]) -> None:
