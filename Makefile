@@ -21,6 +21,8 @@ BASE ?= debian:bookworm-20260918-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348
 WHEELS := dist/wheels/.made
 ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
+COMPILED ?=
+COMPILED_DISTS := dist/compiled/.made
 FOREIGN = $(if $(filter-out $(shell uname -m),$(ARCH)),--python-version $(PYTHON_OF_ARCH) $(foreach each,2_17 2_27 2_28,--platform manylinux_$(each)_$(ARCH)) --platform manylinux2014_$(ARCH))
 IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 ONCE = -q --durations=15 --durations-min=1
@@ -29,7 +31,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers test-compiled wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -103,9 +105,20 @@ $(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
 	fi
 	touch $@
 
-wheels: $(WHEELS) ## Shoal's own wheels in dist/shoal; in dist/wheels what images install with them, so that they ask no registry
+wheels: $(WHEELS) $(if $(COMPILED),$(COMPILED_DISTS)) ## Shoal's own wheels in dist/shoal (COMPILED=yes: the transport compiled for this machine's kind); in dist/wheels what images install with them, so that they ask no registry
 	rm -rf dist/shoal
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal ./protos ./policies ./agents ./coordinator ./cli ./simulator
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal $(foreach each,protos agents,$(if $(COMPILED),dist/compiled,.)/$(each)) ./policies ./coordinator ./cli ./simulator
+
+# Copies of the distributions whose modules can be compiled, compiled in place, one C compiler at a time.
+$(COMPILED_DISTS): $(TEST_STAMP) deploy/compiled/build.py $(wildcard protos/shoal/http2/*.py protos/shoal/host/*.py agents/shoal/agent/frames/*.py agents/shoal/agent/dataplane/*.py agents/shoal/agent/core/*.py)
+	$(BIN)/python deploy/compiled/build.py dist/compiled
+	touch $@
+
+# The suites of what is compiled, against it; `test_compiled.py` fails where Python would be tested instead.
+test-compiled: $(COMPILED_DISTS) ## the suites of the transport and the data plane with their modules compiled
+	SHOAL_COMPILED=yes PYTHONPATH=$(abspath dist/compiled/protos):$(abspath dist/compiled/agents):tests $(PYTEST) -n $(WORKERS) --dist loadscope \
+	    tests/unit/host tests/unit/http2 tests/unit/agent/core tests/unit/agent/dataplane tests/unit/agent/worker/test_frame_format.py tests/unit/agent/worker/test_frames.py tests/contract/transport tests/contract/dataplane \
+	    $(foreach each,frames http2,'tests/fuzz/test_a13_fuzz.py::test_a13_five_thousand_inputs[$(each)]')
 
 lock: ## after a change of constraints.txt: the hashes of what the images install, as its registry gives it today
 	$(MAKE) --no-print-directory $(WHEELS) || test -n "$$(ls dist/wheels)"

@@ -43,7 +43,7 @@ def fuzz(name: str, runs: int, folder: Path) -> None:
             str(folder),
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"},  # with what is compiled
         capture_output=True,
         timeout=1200,
         check=False,

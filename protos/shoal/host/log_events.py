@@ -63,7 +63,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "front_down": "The front does not serve.",
     "front_lease_failed": "The front did not take its lease.",
     "front_listen_failed": "The front cannot listen on its ports, and ends.",
-    "front_listening": "The front serves requests on these ports.",
+    "front_listening": "The front serves requests on these ports. `compiled`: whether its transport is compiled.",
     "front_lost": "The supervisor lost its front. It starts another one.",
     "front_orphaned": "No supervisor came for so long, so the front ends.",
     "front_ready": "The front serves.",

@@ -40,6 +40,7 @@ from shoal.agent.frames import FrameMessage, FrameServer, Handler, start_time
 from shoal.agent.ports import AgentClock
 from shoal.host import file_descriptors, gc_freeze, metrics_page
 from shoal.host import memory as machine
+from shoal.host.compiled import is_compiled
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.otlp import Exporter
 from shoal.host.private_files import disable_core_dumps, write_private
@@ -138,7 +139,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
             if health is not None:
                 await health.start()
             stages.listening.set()
-            _log.info("front_listening", port=config.port)
+            _log.info("front_listening", port=config.port, compiled=is_compiled())
             await over
         plane.drain()
         await port.stop(Seconds(config.drain_s))  # until then the health port says that this front drains

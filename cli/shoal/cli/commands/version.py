@@ -6,6 +6,7 @@ import click
 
 from shoal.cli.options import connect, connection, output
 from shoal.cli.render.output import emit, line, note
+from shoal.host.compiled import is_compiled
 from shoal.types.codes import Code, Refusal, ShoalError
 
 
@@ -13,7 +14,8 @@ from shoal.types.codes import Code, Refusal, ShoalError
 @connection
 @output
 def version(context: str, region: str, output: str) -> None:
-    """The version of this command, and those of the region in use where it answers."""
+    """The version of this command, whether its transport is compiled, and the versions of the region in use where it
+    answers."""
     client = version_of("shoal-orchestrator")
     versions: dict[str, str] = {}
     nodes: dict[str, str] = {}
@@ -32,7 +34,7 @@ def version(context: str, region: str, output: str) -> None:
     if output in ("json", "yaml"):
         emit(_data(client, name, versions, nodes, refusal), output)
         return
-    line(f"shoal        {client}")
+    line(f"shoal        {client}" + ("  transport compiled" if is_compiled() else ""))
     if versions:
         line(f"coordinators {_count_versions(versions)}  region {name}")
     if nodes:
@@ -44,7 +46,7 @@ def version(context: str, region: str, output: str) -> None:
 def _data(
     client: str, region: str, coordinators: dict[str, str], nodes: dict[str, str], refusal: Refusal | None
 ) -> dict[str, object]:
-    found: dict[str, object] = {"client": client, "region": None}
+    found: dict[str, object] = {"client": client, "compiled": is_compiled(), "region": None}
     if coordinators:
         found["region"] = {"name": region, "coordinators": coordinators, "nodes": nodes}
     if refusal is not None:

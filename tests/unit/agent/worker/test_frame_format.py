@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.compiled import interpreted_frames
 from shoal.agent.frames import format as frames
 from shoal.agent.frames.format import (
     KEPT_BYTES,
@@ -85,6 +86,7 @@ def test_a_large_payload_is_not_kept_by_the_reader() -> None:
     frame.payload.append(0)  # which a buffer that is lent out refuses
 
 
+@interpreted_frames
 def test_a_declared_payload_without_memory_is_dropped_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_: int) -> bytearray:
         raise MemoryError

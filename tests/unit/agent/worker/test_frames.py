@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness.compiled import interpreted_frames
 from harness.wait import until
 from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameMessage, FrameServer, InferCall
 from shoal.agent.frames.format import KEPT_BYTES, FrameType
@@ -271,6 +272,7 @@ async def test_a_server_that_answers_otherwise_than_it_was_asked_is_left(
     assert client.is_closed
 
 
+@interpreted_frames
 async def test_a_peer_that_reads_nothing_gets_no_more_calls_taken(
     frame_server: tuple[Path, Echo, FrameServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +327,7 @@ async def test_server_gone_ends_calls(frame_server: tuple[Path, Echo, FrameServe
         await client.call("echo")
 
 
+@interpreted_frames
 @pytest.mark.usefixtures("no_collector")
 async def test_a_client_whose_server_is_gone_waits_for_no_collector(
     frame_server: tuple[Path, Echo, FrameServer],
@@ -347,6 +350,7 @@ async def test_a_client_whose_server_is_gone_waits_for_no_collector(
     await until(lambda: [each() for each in gone] == [None, None], 5, "freed")
 
 
+@interpreted_frames
 @pytest.mark.usefixtures("no_collector")
 async def test_a_client_that_found_no_server_waits_for_no_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
