@@ -51,7 +51,7 @@ async def wait_done(scene: Scene, name: str) -> None:
     assert ended.verdict.passed
 
 
-def begun(scene: Scene) -> list[str]:
+def begun_moves(scene: Scene) -> list[str]:
     """Moves that left the queue because they began."""
     return [
         str(event.facts["migration"])
@@ -79,7 +79,7 @@ def test_a_queued_move_waits_over_dead_coordinators_and_then_loses_nothing() -> 
             await wait_done(scene, move.id)
             await scene.wait_whole(20.0)
         assert scene.replicas == [target]
-        assert begun(scene) == [move.id]
+        assert begun_moves(scene) == [move.id]
 
     for seed in range(SEEDS):
         scene = run_scenario(seed, 1, scenario)
@@ -101,7 +101,7 @@ def test_a_coordinator_that_dies_as_the_move_begins_begins_it_once() -> None:
             await scene.wait_whole(60.0)
         assert scene.cluster.region is not None
         assert [*scene.cluster.region.workloads.migrations.all] == [move.id]
-        assert begun(scene) in ([move.id], []), "[]: it died after the commit was durable and before it was told"
+        assert begun_moves(scene) in ([move.id], []), "[]: it died after the commit was durable and before it was told"
 
     for seed in range(0, 12, 3):
         scene = run_scenario(seed, 1, scenario)

@@ -74,10 +74,10 @@ async def test_values_by_name_run_as_an_infer_request_does_and_are_charged_alike
     for client_of in (RestClient, Http2RestClient):
         client = client_of(quota_region.port(way, "data"), files.authority.read_bytes(), files)
         await until(partial(client.model_ready, "relu"), 60.0, f"{way} to know the tenant's model")
-        assert (await admitted(client, "generate", body)).json() == expected
-        stream = await admitted(client, "generate_stream", body)
+        assert (await until_admitted(client, "generate", body)).json() == expected
+        stream = await until_admitted(client, "generate_stream", body)
         assert json.loads(stream.body.removeprefix(b"data: ")) == expected
-        late = await admitted(client, "generate_stream", body, {"shoal-deadline-ms": "0"})
+        late = await until_admitted(client, "generate_stream", body, {"shoal-deadline-ms": "0"})
         assert Code.DEADLINE_EXCEEDED.encode() in late.body
         await client.close()
     await until(lambda: admitted_count() >= before + 4, 20, "each of them to be charged")

@@ -320,7 +320,7 @@ def test_a_move_is_taken_back_by_its_name_alone() -> None:
     assert "--replica beside --cancel" in asked.stderr
 
 
-def staged(name: str, *stages: str, code: str = "") -> operator_pb2.MigrationView:
+def move_through(name: str, *stages: str, code: str = "") -> operator_pb2.MigrationView:
     """A move that went through these stages, and what it waits for."""
     told = [operator_pb2.MigrationStage(stage=stage) for stage in stages]
     reason = nouns_pb2.Refusal(code=code)
@@ -331,12 +331,12 @@ def test_a_watch_goes_through_the_queue_into_the_move() -> None:
     """Each stage is said once, the first of the move that begins too."""
     said = list[str]()
     api = Listed(
-        (staged("m-1", "queued", code="MEMORY_SHORT"),),
-        (staged("m-1", "queued", code="CONFLICT"),),
-        (staged("m-1", "planned", "reserved"),),
-        (staged("m-1", "planned", "reserved", "done"),),
+        (move_through("m-1", "queued", code="MEMORY_SHORT"),),
+        (move_through("m-1", "queued", code="CONFLICT"),),
+        (move_through("m-1", "planned", "reserved"),),
+        (move_through("m-1", "planned", "reserved", "done"),),
     )
-    (ended,) = follow(cast(RegionClient, api), [staged("m-1", "queued", code="MEMORY_SHORT")], said.append)
+    (ended,) = follow(cast(RegionClient, api), [move_through("m-1", "queued", code="MEMORY_SHORT")], said.append)
     assert ended.stage == "done"
     assert [each.removeprefix("m-1  ").split()[0] for each in said] == [
         "queued", "waits:", "waits:", "planned", "reserved", "done",
@@ -345,8 +345,8 @@ def test_a_watch_goes_through_the_queue_into_the_move() -> None:
 
 def test_a_watch_ends_with_what_ended_the_wait() -> None:
     said = list[str]()
-    api = Listed((staged("m-1", "queued", "aborted", code="MOVE_TIMEOUT"),))
-    (ended,) = follow(cast(RegionClient, api), [staged("m-1", "queued", code="MEMORY_SHORT")], said.append)
+    api = Listed((move_through("m-1", "queued", "aborted", code="MOVE_TIMEOUT"),))
+    (ended,) = follow(cast(RegionClient, api), [move_through("m-1", "queued", code="MEMORY_SHORT")], said.append)
     assert (ended.stage, ended.reason.code) == ("aborted", "MOVE_TIMEOUT")
     assert said[-1] == "m-1  aborted"
 
@@ -355,7 +355,7 @@ def test_what_is_queued_says_for_what_it_waits(monkeypatch: pytest.MonkeyPatch) 
     class Full(Drained):
         def migrate(self, *_: str, queue: bool) -> operator_pb2.MigrationView:
             assert queue
-            return staged("m-1", "queued", code="MEMORY_SHORT")
+            return move_through("m-1", "queued", code="MEMORY_SHORT")
 
     monkeypatch.setattr("shoal.cli.commands.migrate.connect", lambda *_: nullcontext(Full()))
     answer = CliRunner().invoke(migrate, ["reader", "--to", "edge-2", "--queue"])

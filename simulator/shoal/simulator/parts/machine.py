@@ -118,10 +118,10 @@ class SimMachine:
 
     def is_unloaded(self, assignment: str) -> bool:
         """Whether its front holds requests for it until it is loaded."""
-        return any(each.assignment == assignment and each.failure is None for each in self.unloaded)
+        return any(each.assignment == assignment and each.failure is None for each in self.unloaded_replicas)
 
     @property
-    def unloaded(self) -> tuple[UnloadedReplica, ...]:
+    def unloaded_replicas(self) -> tuple[UnloadedReplica, ...]:
         """Its replicas without a worker that its front knows of."""
         return () if self.front.serving is None else self.front.serving.unloaded
 
