@@ -41,6 +41,16 @@ def test_what_fits_comes_before_what_does_not_and_each_reason_has_its_turn() -> 
     assert kept(listed, 5) == ["full-0", "full-1", "hot", "fits", "silent"]
 
 
+def test_reasons_have_their_turn_where_what_does_not_fit_has_no_score() -> None:
+    listed = [
+        *(candidate(f"full-{number}", math.nan, code="MEMORY_SHORT") for number in range(90)),
+        *(candidate(f"hot-{number}", math.nan, code="DEVICE_HOT") for number in range(9)),
+        candidate("silent", math.nan, code="NODE_LOST"),
+        candidate("runs", math.nan, code="NODE_LOST", current=True),
+    ]
+    assert kept(listed, 6) == ["full-0", "full-1", "hot-0", "hot-1", "silent", "runs"]
+
+
 def test_of_equal_places_one_comes_before_the_second_of_another() -> None:
     listed = [*(candidate(f"small-{number}", 1.0) for number in range(9)), candidate("large", 2.0)]
     assert kept(listed, 2) == ["small-0", "large"]

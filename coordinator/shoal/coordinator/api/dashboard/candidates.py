@@ -1,5 +1,6 @@
 """The candidates of a large region that say most, for a page that shows some of them. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
@@ -38,7 +39,10 @@ def best_candidates(listed: Sequence[operator_pb2.Candidate], most: int) -> list
     seen = Counter[tuple[str, float]]()
     ranks: list[tuple[bool, bool, bool, int, float, int]] = []
     for at, each in enumerate(listed):
-        is_place, kind = each.current or each.chosen or each.standby, (each.refusal.code, each.score)
-        ranks.append((not is_place, bool(each.refusal.code), not each.pareto, seen[kind], each.score, at))
+        is_place = each.current or each.chosen or each.standby
+        # One without a score has NaN, which equals nothing and has no order.
+        score = 0.0 if each.refusal.code or math.isnan(each.score) else each.score
+        kind = each.refusal.code, score
+        ranks.append((not is_place, bool(each.refusal.code), not each.pareto, seen[kind], score, at))
         seen[kind] += 1
     return [listed[at] for at in sorted(rank[-1] for rank in nsmallest(most, ranks))]
