@@ -14,10 +14,16 @@ from shoal.coordinator.api import views
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
 from shoal.coordinator.controllers.workloads import placement_queries
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import nouns_pb2, operator_pb2
 
+NOWHERE = """apiVersion: shoal/v1
+kind: Policy
+metadata: {name: nowhere}
+spec: {require: {where: 'node.name == "none"'}}
+"""
 READER = operator_pb2.ExplainRequest(workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"))
 SECOND = """apiVersion: shoal/v1
 kind: Workload
@@ -57,9 +63,9 @@ async def test_explain_shows_one_workload_as_lists_do_and_builds_no_other(
     built: list[WorkloadKey] = []
     build = views.workload_view
 
-    def note(controller: Any, intent: Any, index: Any) -> operator_pb2.WorkloadView:
+    def note(intent: Any, index: Any) -> operator_pb2.WorkloadView:
         built.append(intent.key)
-        return build(controller, intent, index)
+        return build(intent, index)
 
     monkeypatch.setattr(views, "workload_view", note)
     reply = await api.explain(READER, "test")
@@ -112,6 +118,30 @@ async def test_a_workload_that_was_deleted_is_explained_by_its_assignments(world
     found = views.one_workload_view(controller, fleet, key)
     assert found is not None
     assert found.state == views.DELETING
+
+
+async def test_a_list_that_is_made_in_slices_is_as_of_its_begin(world: RegionFixture) -> None:
+    """No plan of a later step with earlier documents, nor the other way round, and no workload twice."""
+    controller, fleet, key = world.region.workloads, world.region.fleet.fleet, DocumentKey("Workload", "default/second")
+    impossible = [("nowhere.yaml", NOWHERE), ("second.yaml", SECOND.replace("fast", "nowhere"))]
+    await world.region.documents.apply(impossible, {}, "", "test")
+    await world.step()
+    whole = [*views.workload_views(controller, fleet)]
+    assert [each.final for each in whole if each.workload.name == "second"] == [True]
+    before = views.workload_views(controller, fleet)
+    found = [next(before)]
+    await world.region.documents.apply([("second.yaml", SECOND)], {}, "", "test")
+    during = views.workload_views(controller, fleet)
+    progressing = [next(during)]
+    await world.step()
+    (second,) = (each for each in (*progressing, *during) if each.workload.name == "second")
+    assert second.revision == controller.catalog.documents[key].revision
+    assert not second.final, "what was refused is another revision"
+    leaving = views.workload_views(controller, fleet)
+    listed = [next(leaving)]
+    await world.region.documents.delete(key, "test")
+    assert [each.workload.name for each in (*listed, *leaving)] == ["reader", "second"]
+    assert [*found, *before] == whole
 
 
 async def test_a_long_list_gives_the_loop_turns_between_its_items() -> None:

@@ -25,7 +25,15 @@ from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.model import Cause
 from shoal.coordinator.core.migration.reference import with_reference
 from shoal.coordinator.core.negotiation.hold import BidState, ClosedBid, GrantedBid, HeldBid, StoppingBid
-from shoal.coordinator.core.negotiation.model import Active, Awarding, IdleTrade, Soliciting, Withdrawing, WorkloadTrade
+from shoal.coordinator.core.negotiation.model import (
+    Active,
+    Awarding,
+    IdleTrade,
+    RegionAnswer,
+    Soliciting,
+    Withdrawing,
+    WorkloadTrade,
+)
 from shoal.coordinator.core.placement.explain import STAYS_WITHOUT_TRIGGER
 from shoal.coordinator.core.placement.model import Candidate, PlacementPlan, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantBudget
@@ -33,7 +41,7 @@ from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.signals.decide import describe_source
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.timeline import Series
-from shoal.coordinator.core.workloads.model import WorkloadWait
+from shoal.coordinator.core.workloads.model import DelegatedWorkload, WorkloadWait
 from shoal.coordinator.core.workloads.routes import is_status_current
 from shoal.policies import Problem
 from shoal.types.agreement import ServiceReport
@@ -247,10 +255,26 @@ def placement_views(
 
 @dataclass(slots=True)
 class WorkloadIndex:
-    """What the views of all workloads need of the whole region, gathered in one pass."""
+    """What the views of all workloads need of the whole region, gathered in one pass.
 
+    A list is made in slices, and steps and documents change the region between them: all of its views are as of this
+    pass, so that no plan is shown with documents that it does not know, and no workload twice.
+    """
+
+    # Applied workloads.
+    intents: tuple[Intent, ...]
+    # Of these, and of the references of their models.
+    catalog: Catalog
     # Of the last step.
     plans: Mapping[WorkloadKey, WorkloadPlan]
+    # What these plans were computed from.
+    planned: Mapping[WorkloadKey, Intent]
+    # Workloads that other regions run, or are to run.
+    delegations: Mapping[WorkloadKey, DelegatedWorkload]
+    # Of these, those whose requests may be routed to another region.
+    routed_away: frozenset[WorkloadKey]
+    # What each region answered about a workload that found no region.
+    region_answers: Mapping[WorkloadKey, tuple[RegionAnswer, ...]]
     # Replicas for requests that are ready on a connected node and not about to be removed.
     ready: Counter[WorkloadKey] = field(default_factory=Counter)
     # Of these, those that are scaled to zero, or load for a request.
@@ -269,7 +293,15 @@ class WorkloadIndex:
     @classmethod
     def of_region(cls, controller: WorkloadsController, fleet: Fleet) -> Self:
         plans = controller.last_plan.workloads if controller.last_plan is not None else ()
-        index = cls({plan.workload: plan for plan in plans})
+        index = cls(
+            controller.intents,
+            controller.catalog,
+            {plan.workload: plan for plan in plans},
+            controller.last_intents,
+            controller.delegations,
+            frozenset(filter(controller.routes_to_other_region, controller.delegations)),
+            controller.region_answers,
+        )
         for node, desired in controller.desired.items():
             state = fleet.nodes.get(node)
             for each in desired.assignments:
@@ -311,9 +343,9 @@ class WorkloadIndex:
 def workload_views(controller: WorkloadsController, fleet: Fleet) -> Iterator[operator_pb2.WorkloadView]:
     """Every applied workload, and deleted ones that still have assignments; each is made when it is asked for."""
     index = WorkloadIndex.of_region(controller, fleet)
-    for intent in controller.intents:
-        yield workload_view(controller, intent, index)
-    for key in leaving_workloads(controller, index):
+    for intent in index.intents:
+        yield workload_view(intent, index)
+    for key in leaving_workloads(index):
         yield leaving_view(key, index)
 
 
@@ -323,13 +355,13 @@ def one_workload_view(
     """As `workload_views` has it; None: it is not applied, and has no assignments."""
     index, intent = WorkloadIndex.of_region(controller, fleet), controller.intent_of(key)
     if intent is not None:
-        return workload_view(controller, intent, index)
+        return workload_view(intent, index)
     return leaving_view(key, index) if key in index.assigned else None
 
 
-def leaving_workloads(controller: WorkloadsController, index: WorkloadIndex) -> list[WorkloadKey]:
+def leaving_workloads(index: WorkloadIndex) -> list[WorkloadKey]:
     """Deleted workloads that still have assignments."""
-    return sorted(index.assigned - {intent.key for intent in controller.intents})
+    return sorted(index.assigned - {intent.key for intent in index.intents})
 
 
 def leaving_view(key: WorkloadKey, index: WorkloadIndex) -> operator_pb2.WorkloadView:
@@ -655,9 +687,9 @@ def _references(catalog: Catalog, intent: Intent) -> Iterator[operator_pb2.Refer
         yield operator_pb2.ReferenceView(model=model.digest, pack=pack)
 
 
-def workload_view(controller: WorkloadsController, intent: Intent, index: WorkloadIndex) -> operator_pb2.WorkloadView:
+def workload_view(intent: Intent, index: WorkloadIndex) -> operator_pb2.WorkloadView:
     key = intent.key
-    stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest workload has none
+    stored = index.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest workload has none
     plan = index.plans.get(key)
     wanted = plan.wanted if plan is not None else intent.require.replicas
     ready = index.ready[key]
@@ -672,13 +704,13 @@ def workload_view(controller: WorkloadsController, intent: Intent, index: Worklo
         ingress=map(to_wire, index.ingress_of(key)),
         document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
-        references=_references(controller.catalog, intent),
-        final=plan is not None and plan.is_final and controller.last_intents.get(key) == intent,
+        references=_references(index.catalog, intent),
+        final=plan is not None and plan.is_final and index.planned.get(key) == intent,
     )
     if view.state == READY and (
         ready < wanted
         or plan is None
-        or controller.last_intents.get(key) != intent
+        or index.planned.get(key) != intent
         or any(change.sign != "=" for change in plan.changes)
         or index.is_behind(intent)
     ):
@@ -695,11 +727,11 @@ def workload_view(controller: WorkloadsController, intent: Intent, index: Worklo
     if view.state == PENDING and intent.delegation.mode is not DelegationMode.NEVER:
         view.elsewhere.extend(
             operator_pb2.RegionAnswer(region=each.region, refusal=refusal_view(each.refusal))
-            for each in controller.region_answers.get(key, ())
+            for each in index.region_answers.get(key, ())
         )
-    if (delegated := controller.delegations.get(key)) is not None and delegated.is_wanted:
+    if (delegated := index.delegations.get(key)) is not None and delegated.is_wanted:
         view.ClearField("elsewhere")
-        serves = controller.routes_to_other_region(key)
+        serves = key in index.routed_away
         view.state, view.final = READY if serves else PROGRESSING, False
         view.wanted = intent.require.replicas
         view.ready = view.wanted if serves else ready

@@ -223,7 +223,7 @@ class Board:
     def _workloads(self) -> Iterator[Source]:
         controller, fleet = self._region.workloads, self._region.fleet.fleet
         index = views.WorkloadIndex.of_region(controller, fleet)
-        for intent in controller.intents:
+        for intent in index.intents:
             key = intent.key
             made_of = (
                 intent,
@@ -232,17 +232,14 @@ class Board:
                 index.is_behind(intent),
                 tuple(index.waits.get(key, ())),
                 index.ingress_of(key),
-                controller.last_intents.get(key),
-                controller.delegations.get(key),
-                controller.routes_to_other_region(key),
+                index.planned.get(key),
+                index.delegations.get(key),
+                key in index.routed_away,
             )
-            yield _source("workloads", str(key), made_of, partial(self._workload, intent, index))
-        for key in views.leaving_workloads(controller, index):
+            yield _source("workloads", str(key), made_of, partial(_workload, intent, index))
+        for key in views.leaving_workloads(index):
             waits = (tuple(index.waits.get(key, ())),)
             yield _source("workloads", str(key), waits, partial(_leaving, key, index))
-
-    def _workload(self, intent: Intent, index: views.WorkloadIndex) -> Row:
-        return workload_row(views.workload_view(self._region.workloads, intent, index))
 
     def _migrations(self) -> Iterator[Source]:
         region, now, wall = self._region, self._region.clock.now(), self._region.clock.wall()
@@ -307,6 +304,10 @@ def _node(
 def _figures(kept: timeline.Timeline, keys: tuple[WorkloadKey, ...]) -> Iterator[tuple[RowKey, Row]]:
     for subject in (timeline.REGION, *map(str, keys)):
         yield ("figures", subject), figures_row(subject, kept.newest(subject, FIGURES_SHOWN))
+
+
+def _workload(intent: Intent, index: views.WorkloadIndex) -> Row:
+    return workload_row(views.workload_view(intent, index))
 
 
 def _leaving(key: WorkloadKey, index: views.WorkloadIndex) -> Row:
