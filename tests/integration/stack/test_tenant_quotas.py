@@ -44,7 +44,7 @@ def quota(stack: DevStack) -> operator_pb2.TenantView:
     return view.tenant_quota
 
 
-async def admitted(
+async def until_admitted(
     client: RestClient | Http2RestClient, verb: str, body: bytes, metadata: Metadata = NOTHING
 ) -> Response:
     """The response once the rate of a front has room: a front begins without any, and with a third of the quota."""

@@ -211,7 +211,9 @@ class ConvergenceCheck:
             mine = (name for name, each in machine.workers.items() if each.assignment.workload == workload)
             found.update(name for name in mine if machine.is_ready(name))
             found.update(
-                each.assignment for each in machine.unloaded_replicas if each.failure is None and each.workload == workload
+                each.assignment
+                for each in machine.unloaded_replicas
+                if each.failure is None and each.workload == workload
             )
         return found
 

@@ -15,7 +15,7 @@ def candidate(node: str, score: float = 1.0, code: str = "", **given: Any) -> op
     return operator_pb2.Candidate(node=node, score=score, refusal=refusal, **given)
 
 
-def kept(listed: list[operator_pb2.Candidate], most: int) -> list[str]:
+def kept_nodes(listed: list[operator_pb2.Candidate], most: int) -> list[str]:
     return [each.node for each in best_candidates(listed, most)]
 
 
@@ -26,8 +26,8 @@ def test_where_it_runs_comes_first_whatever_it_scores() -> None:
         candidate("here", 9.0, current=True),
         candidate("next", 3.0, chosen=True),
     ]
-    assert kept(listed, 2) == ["here", "next"]
-    assert kept(listed, 3) == ["b", "here", "next"], "in their order"
+    assert kept_nodes(listed, 2) == ["here", "next"]
+    assert kept_nodes(listed, 3) == ["b", "here", "next"], "in their order"
 
 
 def test_what_fits_comes_before_what_does_not_and_each_reason_has_its_turn() -> None:
@@ -37,8 +37,8 @@ def test_what_fits_comes_before_what_does_not_and_each_reason_has_its_turn() -> 
         candidate("fits", 4.0),
         candidate("silent", math.nan, code="NODE_LOST"),
     ]
-    assert kept(listed, 4) == ["full-0", "hot", "fits", "silent"]
-    assert kept(listed, 5) == ["full-0", "full-1", "hot", "fits", "silent"]
+    assert kept_nodes(listed, 4) == ["full-0", "hot", "fits", "silent"]
+    assert kept_nodes(listed, 5) == ["full-0", "full-1", "hot", "fits", "silent"]
 
 
 def test_reasons_have_their_turn_where_what_does_not_fit_has_no_score() -> None:
@@ -48,17 +48,17 @@ def test_reasons_have_their_turn_where_what_does_not_fit_has_no_score() -> None:
         candidate("silent", math.nan, code="NODE_LOST"),
         candidate("runs", math.nan, code="NODE_LOST", current=True),
     ]
-    assert kept(listed, 6) == ["full-0", "full-1", "hot-0", "hot-1", "silent", "runs"]
+    assert kept_nodes(listed, 6) == ["full-0", "full-1", "hot-0", "hot-1", "silent", "runs"]
 
 
 def test_of_equal_places_one_comes_before_the_second_of_another() -> None:
     listed = [*(candidate(f"small-{number}", 1.0) for number in range(9)), candidate("large", 2.0)]
-    assert kept(listed, 2) == ["small-0", "large"]
+    assert kept_nodes(listed, 2) == ["small-0", "large"]
 
 
 def test_no_better_place_in_every_term_comes_before_a_better_score() -> None:
     listed = [candidate("fast", 1.0), candidate("frugal", 5.0, pareto=True), candidate("good", 1.1)]
-    assert kept(listed, 2) == ["fast", "frugal"]
+    assert kept_nodes(listed, 2) == ["fast", "frugal"]
 
 
 def reply_of(count: int) -> operator_pb2.ExplainReply:
