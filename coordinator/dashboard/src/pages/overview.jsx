@@ -17,7 +17,7 @@ export function Overview() {
   const power = devices.filter((each) => each.watts !== undefined && !each.shares);
   const using = new Set(placements.map((each) => `${each.node}/${each.device}`));
   const now = figuresOf();
-  const under = (moves ?? []).filter((move) => !["done", "aborted"].includes(move.stage));
+  const under = (moves ?? []).filter((move) => !["queued", "done", "aborted"].includes(move.stage));
   const lost = workloads.reduce((sum, each) => sum + (each.lost ?? 0), 0);
   return (
     <>
