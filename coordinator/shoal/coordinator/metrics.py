@@ -185,7 +185,7 @@ MIGRATIONS: Final = GaugeMetric(
 )
 MIGRATIONS_ENDED: Final = CounterMetric(
     f"{PROGRAM}_migrations_ended_total",
-    "Migrations that ended. code: why it was aborted; empty if it was not.",
+    "Migrations that ended; a move that waited and never began is none. code: why it was aborted; empty if it was not.",
     (
         MetricLabel("stage", (MigrationStage.DONE, MigrationStage.ABORTED)),
         MetricLabel("cause", tuple(Cause)),

@@ -1,6 +1,6 @@
 """A region over a real store with a clock that the test moves, and agents that are only values."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,11 +152,13 @@ class RegionFixture:
         meter: Meter | None = None,
         traces: SpanExporter | None = None,
         compute: Compute = inline,
+        thread_time: Callable[[], float] = lambda: 0.0,
     ) -> "RegionFixture":
         """earlier: the same machine before a restart; its clock, models and ids continue. signals: feeds that it can
         read.
 
         clock: shared with another region. traces: receives the spans. compute: where looks at the queue of moves run.
+        thread_time: by which these are paced.
         """
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = RecordedLinks()
@@ -172,6 +174,7 @@ class RegionFixture:
             meter=meter,
             exporter=traces,
             compute=compute,
+            thread_time=thread_time,
         )
         await region.start()
         return cls(region, store, sent, clock, models, ids)

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -189,6 +190,7 @@ async def _lead(
         restore_reason=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
         compute=partial(ComputePool().run, "the queue of moves"),
+        thread_time=time.thread_time,
         proofs=SignedProofs(config.region, authority, identity.current),
         exporter=traces,
     )

@@ -5,31 +5,40 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 
+from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DOCUMENTS, FakeAgent, RegionFixture, run_heartbeat, run_until_over, two_agents
 from shoal.coordinator import codec
 from shoal.coordinator.api.migrations import migration_views
+from shoal.coordinator.controllers.workloads import placement_queries
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.controllers.workloads.move_queue import QUEUE
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.migration.estimate import estimate_move
 from shoal.coordinator.core.migration.model import Migration, MigrationStage, ReplicaPlace
 from shoal.coordinator.core.migration.queue import (
     KEPT,
+    LONGEST_S,
     MOST,
     MOST_OF_TENANT,
     QUEUED,
     WAIT_S,
+    DocumentRevision,
     QueuedMove,
     entry_refusal,
     next_look,
     to_forget,
 )
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.metrics import MIGRATIONS_ENDED
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Bytes, Elapsed, Wall
@@ -452,7 +461,7 @@ async def test_a_full_store_takes_nothing_and_the_loop_goes_on(
     assert (await run_until_over(world, world.region.moves.get(waits.id), source, target)).is_over
 
 
-async def test_a_look_does_not_hold_the_loop(tmp_path: Path) -> None:
+async def test_a_look_does_not_hold_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is computed beside it, one at a time, and the next one waits in proportion."""
     looks = list[asyncio.Future[None]]()
 
@@ -461,21 +470,31 @@ async def test_a_look_does_not_hold_the_loop(tmp_path: Path) -> None:
         await looks[-1]
         return work()
 
-    world = await RegionFixture.open(tmp_path / "first", compute=compute)
+    spent = [0.0]
+    world = await RegionFixture.open(tmp_path / "first", compute=compute, thread_time=lambda: spent[0])
     _, target = await two_agents(world)
     await target.report(free_bytes=0)
     waits = await queued(world, target.name)
     await look(world, 5)
     assert len(looks) == 1
+
+    def work() -> None:
+        spent[0] += 5.0
+
+    monkeypatch.setattr(placement_queries, "estimate_move", partial(after, work, estimate_move))
     looks[0].set_result(None)
     await look(world, 1)
     assert world.region.workloads.queue.reason_of(waits).code is Code.MEMORY_SHORT
-    await look(world, 5)
-    assert len(looks) == 1, "the look took five times 2.5 s and more, so the next one waits ten times as long"
-    world.clock.advance(200.0)
-    await look(world, 1)
+    await look(world, 15)
+    assert len(looks) == 1, "it took 5 s of a processor, so the next one waits ten times as long"
+    await look(world, 10)
     assert len(looks) == 2
     await world.store.close()
+
+
+def after(work: Callable[[], object], wrapped: Callable[..., T], *args: object, **named: object) -> T:
+    work()
+    return wrapped(*args, **named)
 
 
 def entry(number: int, tenant: str = "default", name: str = "", replica: str = "") -> QueuedMove:
@@ -522,7 +541,7 @@ def test_the_one_that_was_looked_at_longest_ago_goes_first() -> None:
     at = dict[str, Elapsed]()
     order = list[str]()
     for second in range(100, 110):
-        found = next_look(known, at, Elapsed(float(second)))
+        found = next_look(known, at, {}, Elapsed(float(second)))
         if found is not None:
             at[found.id] = Elapsed(float(second))
             order.append(found.id)
@@ -535,3 +554,276 @@ def test_only_the_newest_that_ended_are_kept() -> None:
         for number in range(KEPT + 3)
     ]
     assert to_forget([*over, entry(-1)]) == [f"m-default-{number}" for number in range(3)]
+
+
+TWO_REPLICAS = "require: {availability: {replicas: 2, spread: node}}, optimize"
+
+
+async def two_replicas(world: RegionFixture) -> tuple[FakeAgent, FakeAgent]:
+    """Agents that run a replica each, of a workload with two."""
+    await world.push()
+    agents = (FakeAgent(world, "edge-1"), FakeAgent(world, "edge-2"))
+    for agent in agents:
+        await agent.connect()
+    ((name, text),) = DOCUMENTS
+    applied = await world.region.documents.apply([(name, text.replace("optimize", TWO_REPLICAS))], {}, "", "test")
+    assert not applied.plan_result.problems
+    for _ in range(4):
+        await world.step()
+        await run_heartbeat(world, *(each for each in agents if world.links.desired_sets(each.name)))
+    assert all(world.region.workloads.desired[agent.name].assignments for agent in agents)
+    return agents
+
+
+async def test_where_another_replica_runs_is_nothing_to_wait_for(world: RegionFixture) -> None:
+    first, second = await two_replicas(world)
+    with pytest.raises(ShoalError) as refused:
+        await queued(world, first.name)
+    assert refused.value.code is Code.CONFLICT
+    third = FakeAgent(world, "edge-3")
+    await third.connect()
+    await world.step()
+    await third.report(free_bytes=0)
+    waits = await queued(world, third.name)
+    await third.report()
+    other = await world.region.moves.migrate(KEY, Aim(third.name), "ops")
+    await run_heartbeat(world, first, second)
+    await look(world)
+    assert world.region.workloads.queue.waiting == [waits], "the other move may still fail"
+    assert (await run_until_over(world, other, first, second, third)).stage is MigrationStage.DONE
+    await look(world)
+    ended = world.region.workloads.queue.all[waits.id].ended
+    assert ended is not None
+    assert (ended.code, third.name in ended.found) == (Code.CONFLICT, True)
+
+
+VIP = """apiVersion: shoal/v1
+kind: Policy
+metadata: {name: vip}
+spec: {optimize: {latency: 1.0}, priority: 900, preempt: always, require: {where: 'node.name == "%s"'}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {name: vip}
+spec: {model: {source: ocr}, policy: vip}
+"""
+
+
+async def test_a_preempted_workload_keeps_its_move(world: RegionFixture) -> None:
+    """Whichever replica serves when its time has come moves, and one may serve again."""
+    source, target = await two_agents(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    waits = await queued(world, target.name)
+    full = 268435456 + 100  # what is reserved, and nothing beside the replica that runs
+    await source.report(free_bytes=full)
+    applied = await world.region.documents.apply([("v.yaml", VIP % source.name)], {}, "", "test")
+    assert not applied.plan_result.problems
+    for _ in range(10):
+        await world.step()
+        world.clock.advance(0.5)
+        await look(world, 1)
+        if all(one.workload != KEY for one in world.region.workloads.desired[source.name].assignments):
+            break
+        await source.apply_desired()
+        await source.report(free_bytes=full)
+    else:
+        pytest.fail("nothing was preempted")
+    await look(world)
+    assert world.region.workloads.queue.waiting == [waits]
+    assert world.region.workloads.queue.reason_of(waits).code is Code.NOT_FOUND
+
+
+async def test_a_move_begins_by_its_look_while_nothing_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is looked at again, beside the loop, and by the third time at once."""
+    computed = list[int]()
+    looks = list[asyncio.Future[None]]()
+
+    async def compute(work: Callable[[], T], /) -> T:
+        looks.append(asyncio.get_running_loop().create_future())
+        await looks[-1]
+        return work()
+
+    world = await RegionFixture.open(tmp_path / "first", compute=compute)
+    source, target = await two_agents(world)
+    count = partial(computed.append, 1)
+    monkeypatch.setattr(placement_queries, "estimate_move", partial(after, count, estimate_move))
+
+    async def end_look(number: int) -> None:
+        await look(world, 1)
+        assert len(looks) == number
+        looks[-1].set_result(None)
+        await look(world, 1)
+
+    async def wait_for_room(aim: FakeAgent) -> QueuedMove:
+        await aim.report(free_bytes=0)
+        waits = await queued(world, aim.name)
+        await aim.report()
+        computed.clear()
+        return waits
+
+    waits = await wait_for_room(target)
+    await end_look(1)
+    begun = world.region.moves.get(waits.id)
+    assert len(computed) == 1, "the look's own"
+    assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
+    waits = await wait_for_room(source)
+    for number in (2, 3, 4):
+        await look(world, 1)
+        await world.region.fleet.label(source.name, {"look": str(number)}, set(), "ops")
+        assert waits.id not in world.region.workloads.migrations.all
+        await end_look(number)
+    assert world.region.moves.get(waits.id).stage is MigrationStage.PLANNED
+    assert len(computed) == 4, "three looks, and one under the lock"
+    await world.store.close()
+
+
+async def test_another_workload_of_the_same_name_does_not_inherit_a_move(world: RegionFixture) -> None:
+    source, target = await two_agents(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    waits = await queued(world, target.name)
+    ((name, text),) = DOCUMENTS
+    changed = text.replace("policy: fast}", "policy: fast, traffic: [{from: edge-1, rate: 1/s}]}")
+    applied = await world.region.documents.apply([(name, changed)], {}, "", "test")
+    assert not applied.plan_result.problems
+    await look(world, 1)
+    assert world.region.workloads.queue.waiting == [waits], "another revision is the same workload"
+    await world.region.documents.delete(DocumentKey("Workload", str(KEY)), "ops")
+    await run_heartbeat(world, source)
+    await world.region.documents.apply(DOCUMENTS, {}, "", "test")
+    await run_heartbeat(world, source)
+    await world.region.fleet.cordon(target.name, False, "ops")
+    await look(world)
+    ended = world.region.workloads.queue.all[waits.id].ended
+    assert ended is not None
+    assert (ended.code, "deleted" in ended.found) == (Code.WORKLOAD_UNKNOWN, True)
+    assert not world.region.workloads.migrations.all
+
+
+def test_revisions_tell_a_changed_document_from_another_one() -> None:
+    known = DocumentRevision(3, Wall(10.0))
+    assert not known.is_of_another(known)
+    assert not known.is_of_another(DocumentRevision(4, Wall(20.0)))
+    assert known.is_of_another(DocumentRevision(1, Wall(20.0)))
+    assert known.is_of_another(DocumentRevision(3, Wall(20.0)))
+
+
+def test_turns_go_by_tenant() -> None:
+    """One move of a tenant waits for one move of each other tenant, however many these have."""
+    known = [entry(number, f"t{tenant}") for tenant in range(3) for number in range(16)] + [entry(99, "solo")]
+    at, turns = dict[str, Elapsed](), dict[str, Elapsed]()
+    order = list[QueuedMove]()
+    for second in range(200, 300):
+        found = next_look(known, at, turns, Elapsed(float(second)))
+        assert found is not None
+        at[found.id] = turns[found.workload.tenant] = Elapsed(float(second))
+        order.append(found)
+    mine = [index for index, each in enumerate(order) if each.workload.tenant == "solo"]
+    assert [later - earlier for earlier, later in pairwise(mine)] == [4] * (len(mine) - 1)
+    assert len({each.id for each in order if each.workload.tenant == "t0"}) == 16, "none of a tenant's keeps the others"
+
+
+async def test_one_tick_passes_over_what_plainly_waits(world: RegionFixture) -> None:
+    source, target = await two_agents(world)
+    ((name, text),) = DOCUMENTS
+    more = [f"more-{number}" for number in range(4)]
+    workloads = (text.split("---\n")[1].replace("name: reader", f"name: {each}") for each in more)
+    applied = await world.region.documents.apply([(name, "---\n".join((text, *workloads)))], {}, "", "test")
+    assert not applied.plan_result.problems
+    await world.region.fleet.cordon(target.name, True, "ops")
+    for _ in range(4):
+        await run_heartbeat(world, source)
+    keys = [one.workload for one in world.region.workloads.desired[source.name].assignments]
+    assert len(keys) > 1
+    waits = {(await queued(world, target.name, key)).id for key in keys}
+    world.clock.advance(2.5)
+    await world.region.queued_moves.tick()
+    assert world.region.workloads.queue.reasons.keys() == waits
+
+
+@pytest.mark.parametrize(
+    ("traffic", "code"),
+    [
+        ("rate: 100000000/s", Code.UTILISATION_SHORT),
+        ("rate: 1/s, peak: 100000000/s, when: 'now.getHours() < 24'", None),
+    ],
+)
+async def test_the_end_of_a_peak_is_worth_waiting_for(world: RegionFixture, traffic: str, code: Code | None) -> None:
+    source, target = await two_agents(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    ((name, text),) = DOCUMENTS
+    asked = text.replace("policy: fast}", f"policy: fast, traffic: [{{from: {source.name}, {traffic}}}]}}")
+    asked = asked.replace("optimize", "migration: {when: {gain: 10%}}, optimize")
+    applied = await world.region.documents.apply([(name, asked)], {}, "", "test")
+    assert not applied.plan_result.problems, applied.plan_result.problems
+    for _ in range(3):
+        await run_heartbeat(world, source)
+    if code is not None:
+        with pytest.raises(ShoalError) as refused:
+            await queued(world, target.name)
+        assert refused.value.code is code
+    else:
+        await queued(world, target.name)
+
+
+async def test_a_restored_copy_begins_nothing_of_days_ago(world: RegionFixture) -> None:
+    """By the region's clock no time passed."""
+    _, target = await two_agents(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    waits = await queued(world, target.name)
+    world.clock.date += LONGEST_S - 60.0
+    await look(world, 1)
+    assert world.region.workloads.queue.waiting == [waits]
+    world.clock.date += 60.0
+    await world.region.fleet.cordon(target.name, False, "ops")
+    await look(world, 1)
+    ended = world.region.workloads.queue.all[waits.id].ended
+    assert ended is not None
+    assert ended.code is Code.MOVE_TIMEOUT
+    assert not world.region.workloads.migrations.all
+
+
+async def test_a_move_that_never_began_is_no_migration_that_failed(tmp_path: Path) -> None:
+    """Else taking back three that wait would raise an alert."""
+    meter = RecordedMeter()
+    world = await RegionFixture.open(tmp_path / "first", meter=meter)
+    source, target = await two_agents(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    waits = await queued(world, target.name)
+    await world.region.queued_moves.cancel(waits.id, "ops")
+    assert not [metric for metric, _ in meter.counts if metric is MIGRATIONS_ENDED]
+    await world.region.fleet.cordon(target.name, False, "ops")
+    begun = await world.region.queued_moves.migrate(KEY, Aim(target.name), "ops")
+    assert isinstance(begun, Migration)
+    await run_until_over(world, begun, source, target)
+    assert [metric for metric, _ in meter.counts if metric is MIGRATIONS_ENDED]
+    await world.store.close()
+
+
+async def test_a_look_that_fails_is_told_and_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent, failures = [0.0], list[Exception]()
+
+    def fail(*_: object) -> None:
+        spent[0] += 1.0
+        raise failures[-1]
+
+    world = await RegionFixture.open(tmp_path / "first", thread_time=lambda: spent[0])
+    _, target = await two_agents(world)
+    await target.report(free_bytes=0)
+    waits = await queued(world, target.name)
+    with monkeypatch.context() as patched, capture_logs() as logs:
+        patched.setattr(placement_queries, "estimate_move", fail)
+        failures.append(RuntimeError("broken"))
+        await look(world)
+        assert spent == [1.0], "it rests ten times as long as it took"
+        assert [each["event"] for each in logs] == ["look_at_queued_move_failed"]
+        failures.append(ShoalError(Refusal(Code.OVERLOADED, "too much to compute")))
+        world.clock.advance(10.0)
+        await look(world, 1)
+        assert spent == [2.0]
+        assert world.region.workloads.queue.reason_of(waits).code is Code.OVERLOADED
+        assert len(logs) == 1
+    world.clock.advance(10.0)
+    await target.report()
+    await look(world)
+    assert world.region.moves.get(waits.id).stage is MigrationStage.PLANNED
+    await world.store.close()

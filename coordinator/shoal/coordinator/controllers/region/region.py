@@ -139,10 +139,12 @@ class RegionalCoordinator:
         proofs: Proofs | None = None,
         exporter: SpanExporter | None = None,
         compute: Compute = inline,
+        thread_time: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """restore_reason: why the store is older than what was acknowledged; opens a new history. proofs: let nodes
         prove that the store is an undetected old copy; without them it stays undetected. exporter: receives the spans
         of finished migrations and negotiations. compute: where long computations run that nobody waits for.
+        thread_time: seconds of processor time of the thread that asks, by which these computations are paced.
         """
         self.config = config
         self.restore_reason = restore_reason
@@ -199,7 +201,9 @@ class RegionalCoordinator:
         )
         self.timeline = TimelineController(context, self.workloads, self.fleet, self._carbon)
         self.moves = MovesController(self.workloads, self.placement, self.fleet, context, self._dirty.set)
-        self.queued_moves = QueuedMovesController(self.workloads, self.placement, self.moves, context, compute)
+        self.queued_moves = QueuedMovesController(
+            self.workloads, self.placement, self.moves, context, compute, thread_time
+        )
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None

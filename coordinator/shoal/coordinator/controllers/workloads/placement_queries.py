@@ -1,25 +1,56 @@
 """What placement says of the region as it is, or would be under documents that are only proposed. Changes nothing."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog
-from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.fleet.state import Fleet, NodeState
 from shoal.coordinator.core.migration.advance import migration_effects, trigger_view
 from shoal.coordinator.core.migration.budget import MoveHold, cross_region_hold
 from shoal.coordinator.core.migration.effects import clearable
 from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
 from shoal.coordinator.core.migration.hopeless import hopeless_refusal, passing_refusal
-from shoal.coordinator.core.migration.model import Cause, MoveProposal, place_of
+from shoal.coordinator.core.migration.model import Cause, Migration, MoveProposal, place_of
+from shoal.coordinator.core.migration.movable import MoveObstacle
 from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
 from shoal.coordinator.core.placement.model import Aim, Inputs, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.model import DesiredContent
 from shoal.coordinator.ports import Clock
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.workload import DelegationMode, WorkloadKey
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateMark:
+    """What a look at a queued move was computed from, to tell whether it still holds."""
+
+    # Nodes as decisions see them.
+    nodes: Mapping[str, NodeState]
+    # What each node is to run.
+    desired: Mapping[str, DesiredContent]
+    # All migrations, by id.
+    migrations: Mapping[str, Migration]
+    # Of all documents, as in Catalog.
+    documents: int
+
+    def is_same(self, other: "StateMark") -> bool:
+        """Compares no values but by identity: it is called on the loop."""
+        return (
+            self.documents == other.documents
+            and _are_same(self.nodes, other.nodes)
+            and _are_same(self.desired, other.desired)
+            and _are_same(self.migrations, other.migrations)
+        )
+
+
+def _are_same(these: Mapping[str, object], those: Mapping[str, object]) -> bool:
+    if these is those:
+        return True
+    return len(these) == len(those) and all(those.get(name) is each for name, each in these.items())
 
 
 class PlacementQueries:
@@ -38,16 +69,29 @@ class PlacementQueries:
         """Why that replica can never move there by waiting; None: it may."""
         return hopeless_refusal(self._inputs(key, None, overrules=False), key, aim, replica)
 
-    def waits_for(self, key: WorkloadKey, aim: Aim, replica: str) -> Callable[[], Refusal | None]:
+    def is_moving(self, key: WorkloadKey) -> bool:
+        """Whether a migration of the workload is under way."""
+        return any(each.workload == key for each in self._workloads.migrations.all.values() if not each.is_over)
+
+    def mark(self) -> StateMark:
+        """Of the state as of now, as a look would read it."""
+        world = self._workloads.region_state()
+        return StateMark(world.fleet.nodes, world.desired, self._workloads.migrations.all, world.documents)
+
+    def waits_for(self, key: WorkloadKey, aim: Aim, replica: str) -> Callable[[], MoveObstacle | None]:
         """Why a replica that waits in the queue cannot move there now; None: it can. Blocks by earlier failures count.
 
         By the state as of now, and it reads nothing else: it may run in a thread.
         """
-        inputs = self._inputs(key, None, overrules=False)
+        inputs, is_moving = self._inputs(key, None, overrules=False), self.is_moving(key)
 
-        def look() -> Refusal | None:
-            refusal = estimate_move(inputs, key, aim, replica).refusal
-            return None if refusal is None else passing_refusal(inputs, key, aim, replica, refusal)
+        def look() -> MoveObstacle | None:
+            found = estimate_move(inputs, key, aim, replica)
+            if found.refusal is None:
+                return None
+            if found.there_already is not None and not is_moving:
+                return MoveObstacle(found.there_already, is_final=True)
+            return MoveObstacle(passing_refusal(inputs, key, aim, replica, found.refusal))
 
         return look
 

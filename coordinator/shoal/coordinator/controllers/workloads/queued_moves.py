@@ -4,26 +4,30 @@ A look is what `can-move` computes. It never runs in the region's step, and a mo
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from shoal.coordinator import metrics
+import structlog
+
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.controllers.workloads.apply import Compute
 from shoal.coordinator.controllers.workloads.moves_api import ID_KIND, MovesController, check_is_of
-from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
+from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries, StateMark
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.controllers.workloads.transitions import RegionWrites
+from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.core.migration.estimate import check_aim
 from shoal.coordinator.core.migration.model import Migration, place_of
 from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, held_by, held_replicas, is_there
 from shoal.coordinator.core.migration.queue import (
     LOOK_SHARE,
     WAIT_S,
+    DocumentRevision,
     QueuedMove,
     entry_refusal,
     expiry_refusal,
@@ -38,6 +42,12 @@ from shoal.types.workload import WorkloadKey
 
 T = TypeVar("T")
 
+MOST_IN_A_TICK: Final = 16
+"""Moves that one tick looks at, where what costs little says already that they wait."""
+MOST_LOOKS: Final = 3
+"""Looks in a row at a move that may begin, while what they read changes: then it is computed under the lock."""
+log: Final = structlog.get_logger("shoal.coordinator")
+
 
 @dataclass(frozen=True, slots=True)
 class _Look:
@@ -45,10 +55,14 @@ class _Look:
 
     # Id of the move.
     move: str
-    # When it began.
-    began: Elapsed
-    # What refuses the move (None: nothing), and when that was known.
-    found: asyncio.Task[tuple[Refusal | None, Elapsed]]
+    # Assignment that would move.
+    source: str
+    # What it reads.
+    mark: StateMark
+    # How many of the last ones in a row found that this move may begin.
+    earlier: int
+    # Processor time that it took, once it ran; empty before that.
+    took: list[float] = field(default_factory=list)
 
 
 class QueuedMovesController:
@@ -61,18 +75,23 @@ class QueuedMovesController:
         moves: MovesController,
         context: RegionContext,
         compute: Compute,
+        thread_time: Callable[[], float],
     ) -> None:
-        """compute: where looks run, which take as long as a plan of the region."""
+        """compute: where looks run, which take as long as a plan of the region. thread_time: seconds of processor time
+        of the thread that asks."""
         self._workloads = workloads
         self._queue = workloads.queue
         self._placement = placement
         self._moves = moves
         self._clock = context.clock
         self._ids = context.ids
-        self._meter = context.meter
         self._compute = compute
+        self._thread_time = thread_time
         self._looked_at: dict[str, Elapsed] = {}
-        self._look: _Look | None = None
+        self._turns: dict[str, Elapsed] = {}
+        self._documents: dict[str, DocumentRevision] = {}
+        """By id of a move, what the last tick found of its workload."""
+        self._look: tuple[_Look, asyncio.Task[MoveObstacle | None]] | None = None
         self._rests_until = Elapsed(0.0)
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -95,11 +114,13 @@ class QueuedMovesController:
                 raise ShoalError(found.refusal)
             refusal, source = found.refusal, self._source(key, aim, replica)
         else:
-            refused = self._placement.estimate_move(key, aim, replica=found[1].id).refusal
-            if refused is None:
+            estimates = self._placement.estimate_move(key, aim, replica=found[1].id)
+            if estimates.refusal is None:
                 begun = self._moves.begin(key, aim, actor, found)
                 return Transition(begun.effects, begun.writes, begun.adopt)
-            refusal, source = refused, found
+            if estimates.there_already is not None and not self._placement.is_moving(key):
+                raise ShoalError(estimates.there_already)
+            refusal, source = estimates.refusal, found
         full = entry_refusal(self._queue.all.values(), key, replica)
         if full is not None:
             raise ShoalError(full)
@@ -108,7 +129,7 @@ class QueuedMovesController:
         now, place = self._clock.now(), place_of(self._workloads.fleet, *source)
         queued = QueuedMove(
             self._ids.name(ID_KIND), key, actor, aim, replica, place, refusal, self._clock.wall(), now,
-            Elapsed(now + WAIT_S),
+            Elapsed(now + WAIT_S), document=self._revision_of(key),
         )  # fmt: skip
         told = f"from {place.where} to {aim.where}: waits, {refusal}"
         return self._transition({queued.id: queued}, queued, LogEvent("MIGRATION_QUEUED", queued.id, told, actor))
@@ -119,6 +140,10 @@ class QueuedMovesController:
         if not mine:
             raise refuse(Code.NOT_FOUND, f"no replica of {key}", "one that runs here")
         return next((each for each in mine if not is_there(each, aim)), mine[0])
+
+    def _revision_of(self, key: WorkloadKey) -> DocumentRevision | None:
+        stored = self._workloads.catalog.documents.get(DocumentKey("Workload", str(key)))
+        return DocumentRevision(stored.revision, stored.applied_at) if stored is not None else None
 
     def _held(self) -> list[HeldReplica]:
         return held_by({node: each.assignments for node, each in self._workloads.desired.items()})
@@ -145,59 +170,103 @@ class QueuedMovesController:
     # -- looks ---------------------------------------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        """Gives up what waited too long, and looks at the move whose turn it is. Called by the region's loop; costs
-        nothing while nothing waits, and waits for no look."""
+        """Ends what has nothing left to move or waited too long, and looks at the move whose turn it is. Called by the
+        region's loop; costs nothing while nothing waits, and waits for no look."""
         if not self._queue.waiting:
             return
         with suppress(ShoalError, StaleRevision):  # the store takes nothing now: the next tick tries again
-            await self._give_up_expired()
+            await self._give_up()
             if self._look is not None:
-                await self._take_up(self._look)
-            elif (queued := self._next()) is not None:
-                await self._look_at(queued)
+                await self._take_up(*self._look)
+            else:
+                await self._look_around()
 
-    def _next(self) -> QueuedMove | None:
-        now = self._clock.now()
-        self._looked_at = {name: at for name, at in self._looked_at.items() if name in self._queue.all}
-        return next_look(self._queue.all.values(), self._looked_at, now) if now >= self._rests_until else None
-
-    async def _give_up_expired(self) -> None:
-        now = self._clock.now()
+    async def _give_up(self) -> None:
+        now, wall = self._clock.now(), self._clock.wall()
+        known = {each.key for each in self._workloads.intents}
         for queued in self._queue.waiting:
-            if now >= queued.until:
-                why = expiry_refusal(queued, self._queue.reason_of(queued))
+            why = self._gone(queued, known) or expiry_refusal(queued, self._queue.reason_of(queued), now, wall)
+            if why is not None:
                 await self._run(partial(self._end_if_waiting, queued.id, why))
+        waits = {each.id: each.workload.tenant for each in self._queue.waiting}
+        self._documents = {name: each for name, each in self._documents.items() if name in waits}
+        self._looked_at = {name: at for name, at in self._looked_at.items() if name in waits}
+        self._turns = {tenant: at for tenant, at in self._turns.items() if tenant in waits.values()}
 
-    async def _look_at(self, queued: QueuedMove) -> None:
-        """What costs little first: whether there is a replica to move and a node to move it to."""
+    def _gone(self, queued: QueuedMove, known: Collection[WorkloadKey]) -> Refusal | None:
+        """Why there is nothing to move any more, or nowhere; None: there is. known: all workloads."""
+        try:
+            check_aim(self._workloads.fleet, queued.aim)
+            if queued.workload not in known:
+                self._moves.check_request(queued.workload, queued.aim)
+        except ShoalError as gone:
+            return gone.refusal
+        before, after = self._documents.get(queued.id, queued.document), self._revision_of(queued.workload)
+        if after is None:
+            return None
+        self._documents[queued.id] = after
+        if before is None or not before.is_of_another(after):
+            return None
+        found = f"{queued.workload} was deleted, and another one applied under its name"
+        return Refusal(Code.WORKLOAD_UNKNOWN, found, "the workload that was to move", "ask again for the new one")
+
+    async def _look_around(self) -> None:
+        """Looks at moves in their turn, up to the first one that takes computing."""
         now = self._clock.now()
-        self._looked_at[queued.id] = now
+        if now < self._rests_until:
+            return
+        for _ in range(MOST_IN_A_TICK):
+            queued = next_look(self._queue.all.values(), self._looked_at, self._turns, now)
+            if queued is None or await self._look_at(queued, now):
+                return
+
+    async def _look_at(self, queued: QueuedMove, now: Elapsed) -> bool:
+        """Whether a look began. What costs little first: whether there is a replica to move and a node to move it
+        to."""
+        self._looked_at[queued.id] = self._turns[queued.workload.tenant] = now
         found = self._obstacle(queued)
         if isinstance(found, MoveObstacle):
-            if found.is_final:
-                await self._run(partial(self._end_if_waiting, queued.id, found.refusal))
-            else:
-                self._queue.reasons[queued.id] = found.refusal
-            return
-        look = self._placement.waits_for(queued.workload, queued.aim, found[1].id)
-        self._look = _Look(queued.id, now, asyncio.create_task(self._compute_look(look)))
+            await self._heed(queued.id, found)
+            return False
+        self._begin_look(queued, found[1].id, earlier=0)
+        return True
 
-    async def _compute_look(self, look: Callable[[], Refusal | None]) -> tuple[Refusal | None, Elapsed]:
-        return await self._compute(look), self._clock.now()
+    async def _heed(self, name: str, obstacle: MoveObstacle) -> None:
+        if obstacle.is_final:
+            await self._run(partial(self._end_if_waiting, name, obstacle.refusal))
+        elif name in self._queue.all:
+            self._queue.reasons[name] = obstacle.refusal
 
-    async def _take_up(self, look: _Look) -> None:
+    def _begin_look(self, queued: QueuedMove, source: str, *, earlier: int) -> None:
+        look = _Look(queued.id, source, self._placement.mark(), earlier)
+        compute = self._placement.waits_for(queued.workload, queued.aim, source)
+
+        def timed() -> MoveObstacle | None:
+            began = self._thread_time()
+            try:
+                return compute()
+            finally:
+                look.took.append(self._thread_time() - began)
+
+        self._look = look, asyncio.create_task(self._compute(timed))
+
+    async def _take_up(self, look: _Look, task: asyncio.Task[MoveObstacle | None]) -> None:
         """Acts on a look that is done."""
-        if not look.found.done():
+        if not task.done():
             return
         self._look = None
-        if look.found.cancelled() or look.found.exception() is not None:
-            return  # the workload went meanwhile, or there was no turn for the look: the next one says
-        refusal, at = look.found.result()
-        self._rests_until = Elapsed(at + (at - look.began) / LOOK_SHARE)
-        if refusal is not None:
-            self._queue.reasons[look.move] = refusal
+        self._rests_until = Elapsed(self._clock.now() + sum(look.took) / LOOK_SHARE)
+        if task.cancelled():
             return
-        await self._run(lambda: self._begin_if_ready(look.move))
+        if (failed := task.exception()) is not None:
+            if isinstance(failed, ShoalError):
+                await self._heed(look.move, MoveObstacle(failed.refusal))
+            else:
+                log.error("look_at_queued_move_failed", migration=look.move, exc_info=failed)
+        elif (obstacle := task.result()) is not None:
+            await self._heed(look.move, obstacle)
+        else:
+            await self._run(lambda: self._begin_if_ready(look))
 
     def _obstacle(self, queued: QueuedMove) -> HeldReplica | MoveObstacle:
         """The replica to move, or what keeps it, without a plan."""
@@ -211,8 +280,9 @@ class QueuedMovesController:
             return found
         return MoveObstacle(fault.refusal)
 
-    def _begin_if_ready(self, name: str) -> Transition[RegionWrites, None]:
-        """By the state as of now: what a look found may have changed since."""
+    def _begin_if_ready(self, look: _Look) -> Transition[RegionWrites, None]:
+        """After a look that found nothing in the way, if that still holds: else it is looked at again."""
+        name = look.move
         queued = self._queue.all.get(name)
         if queued is None or queued.is_over:
             return Transition(None)
@@ -222,10 +292,14 @@ class QueuedMovesController:
                 return self._end_if_waiting(name, found.refusal)
             self._queue.reasons[name] = found.refusal
             return Transition(None)
-        refusal = self._placement.waits_for(queued.workload, queued.aim, found[1].id)()
-        if refusal is not None:
-            self._queue.reasons[name] = refusal
-            return Transition(None)
+        if found[1].id != look.source or not look.mark.is_same(self._placement.mark()):
+            if look.earlier + 1 < MOST_LOOKS:
+                self._begin_look(queued, found[1].id, earlier=look.earlier + 1)
+                return Transition(None)
+            obstacle = self._placement.waits_for(queued.workload, queued.aim, found[1].id)()
+            if obstacle is not None:
+                self._queue.reasons[name] = obstacle.refusal
+                return Transition(None)
         waited = queued.id, queued.waited(self._clock.now())
         begun = self._moves.begin(queued.workload, queued.aim, queued.actor, found, waited=waited)
         left = self._queue.writes({name: None})
@@ -260,10 +334,6 @@ class QueuedMovesController:
 
         def adopt(revision: int) -> None:
             self._queue.adopt(changed, written)
-            if result.ended is not None:
-                self._meter.count(
-                    metrics.MIGRATIONS_ENDED, stage=result.stage, cause="operator", code=result.ended.code
-                )
 
         return Transition(result, RegionWrites(written.puts, written.deletes, (event,)), adopt)
 

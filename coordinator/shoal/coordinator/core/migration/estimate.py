@@ -119,6 +119,17 @@ class MoveEstimates:
             return None
         return self.estimates[0].refusal if self.estimates else _NOWHERE
 
+    @property
+    def there_already(self) -> Refusal | None:
+        """That the workload has a replica at each of these places, which no waiting changes; None: it has not."""
+        held = {
+            (each.node, each.device): each.refusal
+            for each in self.estimates
+            if each.refusal is not None and each.refusal.code is Code.CONFLICT
+        }
+        is_everywhere = all((each.node, each.device) in held for each in self.estimates)
+        return next(iter(held.values()), None) if is_everywhere else None
+
 
 _NOWHERE: Final = Refusal(Code.NO_CANDIDATE, "nothing to place it on there", "a device that can run it")
 _TRIAL: Final = "trial"

@@ -14,6 +14,7 @@ from shoal.coordinator.core.placement.feasible import Constraint, PlacementFault
 from shoal.coordinator.core.placement.model import Aim, Inputs, Move
 from shoal.coordinator.core.placement.replicas import replicas_of
 from shoal.coordinator.core.placement.solve import Solver
+from shoal.coordinator.core.workloads.schedule import is_time_dependent
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
 from shoal.types.units import Watts
@@ -22,6 +23,8 @@ from shoal.types.workload import Intent, WorkloadKey
 _TRIAL: Final = "trial"
 _OF_AN_EMPTY_DEVICE: Final = frozenset({Constraint.MEMORY, Constraint.UTILISATION, Constraint.QUOTA})
 """What an empty device, or a tenant without another workload, lacks, nobody can free."""
+_OF_THE_HOUR: Final = frozenset({Constraint.UTILISATION, Constraint.LATENCY})
+"""What a workload whose demand depends on the time may lack now alone: its peak ends."""
 
 
 def hopeless_refusal(inputs: Inputs, key: WorkloadKey, aim: Aim, source: str) -> Refusal | None:
@@ -44,7 +47,7 @@ def hopeless_refusal(inputs: Inputs, key: WorkloadKey, aim: Aim, source: str) ->
         return None
     for level in levels:
         for option, found in zip(solver.options, solver.exclusions(level), strict=True):
-            if aim.allows(*option.key) and not any(_lasts(fault, level.require.where) for fault in found):
+            if aim.allows(*option.key) and not any(_lasts(fault, level.require.where, intent) for fault in found):
                 return None
     return move_refusal(solver, move, levels[-1])
 
@@ -62,7 +65,9 @@ def passing_refusal(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str, re
     return refusal if found.answer is not MoveAnswer.NO else found.refusal or refusal
 
 
-def _lasts(fault: PlacementFault, where: str) -> bool:
+def _lasts(fault: PlacementFault, where: str, intent: Intent) -> bool:
+    if fault.constraint in _OF_THE_HOUR and is_time_dependent(intent):
+        return False
     return (
         fault.refusal.code is Code.CERT_REVOKED or fault.constraint in _OF_AN_EMPTY_DEVICE or is_lasting(fault, where)
     )

@@ -57,7 +57,8 @@ def movable_replica(
     mine = held_replicas(key, replica, held)
     if not mine:
         found = f"no replica {replica} of {key}".replace("  ", " ")
-        return MoveObstacle(Refusal(Code.NOT_FOUND, found, "one that runs here"), is_final=True)
+        # Another one may take its place, as after preemption; the named one does not come back.
+        return MoveObstacle(Refusal(Code.NOT_FOUND, found, "one that runs here"), is_final=bool(replica))
     bound = {
         name: each.id
         for each in live

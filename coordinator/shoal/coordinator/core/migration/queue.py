@@ -18,6 +18,8 @@ QUEUED: Final = "queued"
 """The stage of a move that waits here, beside those of a migration."""
 WAIT_S: Final = Seconds(3600.0)
 """A move that could not begin for this long is given up. Time in which no coordinator leads does not count."""
+LONGEST_S: Final = Seconds(24 * 3600.0)
+"""The same by the wall clock, by which all time counts: a restored copy of the store begins nothing of days ago."""
 MOST_OF_TENANT: Final = 16
 """Moves of one tenant that may wait at a time."""
 MOST: Final = 256
@@ -27,7 +29,22 @@ KEPT: Final = 100
 RETRY_S: Final = Seconds(2.0)
 """A move is looked at again after this long, if no other one is due before it."""
 LOOK_SHARE: Final = 0.1
-"""Looks take at most this share of one processor: after one that took t, the next one waits t / share."""
+"""Looks take at most this share of one processor: after one that took t of it, the next one waits t / share."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRevision:
+    """Which revision of a document it is."""
+
+    # As in StoredDocument.
+    number: int
+    # When it was applied.
+    applied_at: Wall
+
+    def is_of_another(self, later: "DocumentRevision") -> bool:
+        """Whether the document was deleted meanwhile and applied anew: numbers rise otherwise, and stand for one
+        text each."""
+        return later.number < self.number or (later.number == self.number and later.applied_at != self.applied_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class QueuedMove:
     ended: Refusal | None = None
     # When it ended; NEVER while it waits.
     ended_at: Wall = NEVER
+    # Of the workload's document when it was asked for; None: the workload is another region's, which has none here.
+    document: DocumentRevision | None = None
 
     @property
     def stage(self) -> str:
@@ -105,20 +124,32 @@ def cancel_command(queued: QueuedMove) -> str:
     return f"shoal migrate {queued.workload.name} --cancel {queued.id}{tenant}"
 
 
-def expiry_refusal(queued: QueuedMove, reason: Refusal) -> Refusal:
-    """Why a move that never could begin is given up. reason: what refused it last."""
-    found = f"it could not begin within {show_seconds(WAIT_S)}: {reason}"
+def expiry_refusal(queued: QueuedMove, reason: Refusal, now: Elapsed, wall: Wall) -> Refusal | None:
+    """Why a move that never could begin is given up; None: it waits on. reason: what refused it last."""
+    if now >= queued.until:
+        found = f"it could not begin within {show_seconds(WAIT_S)}: {reason}"
+    elif wall >= queued.at + LONGEST_S:
+        found = f"it was asked for more than {show_seconds(LONGEST_S)} ago: {reason}"
+    else:
+        return None
     return Refusal(Code.MOVE_TIMEOUT, found, "", "ask again when there is room, or aim elsewhere")
 
 
-def next_look(queue: Collection[QueuedMove], looked_at: Mapping[str, Elapsed], now: Elapsed) -> QueuedMove | None:
-    """The waiting move whose turn it is; None: none is due. looked_at: by id, when it was looked at last.
+def next_look(
+    queue: Collection[QueuedMove], looked_at: Mapping[str, Elapsed], turns: Mapping[str, Elapsed], now: Elapsed
+) -> QueuedMove | None:
+    """The waiting move whose turn it is; None: none is due. looked_at: by id, when it was looked at last. turns: by
+    tenant, when one of its moves was.
 
-    The one that was looked at longest ago goes first, so that none keeps the others from beginning; of those that never
+    The tenant whose turn was longest ago goes first, so that one with many moves keeps no other one waiting. Of its
+    moves, the one that was looked at longest ago, so that none keeps the others from beginning; of those that never
     were, the oldest.
     """
-    due = [each for each in waiting(queue) if now >= looked_at.get(each.id, float("-inf")) + RETRY_S]
-    return min(due, key=lambda each: looked_at.get(each.id, float("-inf")), default=None)
+    never = float("-inf")
+    due = [each for each in waiting(queue) if now >= looked_at.get(each.id, never) + RETRY_S]
+    return min(
+        due, key=lambda each: (turns.get(each.workload.tenant, never), looked_at.get(each.id, never)), default=None
+    )
 
 
 def to_forget(queue: Collection[QueuedMove]) -> list[str]:
