@@ -59,6 +59,8 @@ place one."""
 
 MOST_REFRESHED: Final = 256
 """Nodes of which columns take over at once what is taken of them: 8 us each (`shoal bench placement`)."""
+MOST_PREPARED: Final = 128
+"""Devices that are looked at at once for workloads whose like is not known: 6 us each."""
 MOST_LOOKED_AT: Final = 256
 """Workloads that are looked at for one whose like is not known: 15 us each."""
 
@@ -290,12 +292,14 @@ class KeptDecisions:
             return
         self.columns.refresh(self._allocations, MOST_REFRESHED)
         for key in [*islice(self._unprepared, MOST_LOOKED_AT)]:
-            del self._unprepared[key]
             intent = self._intents.get(key)
-            if intent is None or is_time_dependent(intent):
-                continue
-            if self.columns.prepare(intent, memory.residuals):
-                return
+            if (
+                intent is not None
+                and not is_time_dependent(intent)
+                and self.columns.prepare(intent, memory.residuals, MOST_PREPARED)
+            ):
+                return  # there may be more of it
+            del self._unprepared[key]
 
     # -- what changed ------------------------------------------------------------------------------------------------
 
