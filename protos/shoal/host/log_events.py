@@ -78,6 +78,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "load_failed": "Loading a model ended in an unforeseen error.",
     "load_not_compared": "The processor cannot open a model, so nothing compares the answers of its device with it.",
     "load_state_changed": "A worker's load went on: loading, ready, failed.",
+    "look_at_queued_move_failed": "Whether a move that waits may begin could not be found out. It is looked at again.",
     "member_enrolled": "A token was redeemed for a certificate.",
     "memory_count_failed": "The device tells no process's memory; a model counts by its worker's resident memory.",
     "memory_limit_failed": "The memory limit of a worker's cgroup was not set.",

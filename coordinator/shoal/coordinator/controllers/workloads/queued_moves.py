@@ -204,8 +204,8 @@ class QueuedMovesController:
         before, after = self._documents.get(queued.id, queued.document), self._revision_of(queued.workload)
         if after is None:
             return None
-        self._documents[queued.id] = after
         if before is None or not before.is_of_another(after):
+            self._documents[queued.id] = after
             return None
         found = f"{queued.workload} was deleted, and another one applied under its name"
         return Refusal(Code.WORKLOAD_UNKNOWN, found, "the workload that was to move", "ask again for the new one")
@@ -241,14 +241,14 @@ class QueuedMovesController:
         look = _Look(queued.id, source, self._placement.mark(), earlier)
         compute = self._placement.waits_for(queued.workload, queued.aim, source)
 
-        def timed() -> MoveObstacle | None:
+        def run_timed() -> MoveObstacle | None:
             began = self._thread_time()
             try:
                 return compute()
             finally:
                 look.took.append(self._thread_time() - began)
 
-        self._look = look, asyncio.create_task(self._compute(timed))
+        self._look = look, asyncio.create_task(self._compute(run_timed))
 
     async def _take_up(self, look: _Look, task: asyncio.Task[MoveObstacle | None]) -> None:
         """Acts on a look that is done."""
