@@ -2,14 +2,26 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders import agent_values
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, FEW, LARGE, SIZE, DesiredSetRecords, SetWrites
+from shoal.coordinator.controllers.workloads.desired_sets import (
+    BLOCKS,
+    DESIRED,
+    FEW,
+    LARGE,
+    MOST_OWNERLESS,
+    SIZE,
+    DesiredSetRecords,
+    RouteBlock,
+    SetWrites,
+)
 from shoal.coordinator.ports import StoreRecord
 from shoal.types.assignment import DesiredSet, Forwarding, Front, Version
+from shoal.types.codes import ShoalError
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
@@ -42,7 +54,7 @@ def route(number: int, generation: int) -> Route:
 
 
 def key_of(number: int) -> WorkloadKey:
-    return WorkloadKey("shop", f"w-{number:03}")
+    return WorkloadKey("shop", f"w-{number:04}")
 
 
 def desired_set(
@@ -141,3 +153,83 @@ def test_what_a_node_may_forward_to_is_written_as_any_value() -> None:
     for forwarding in (Forwarding(fronts, ("*",)), Forwarding(fronts[1:], ("shop", 'a"b')), Forwarding()):
         writes = records.write(desired_set(MANY, 1, forwarding=forwarding))
         assert writes.puts["large-sets/gw/forwarding"] == codec.dump(forwarding)
+
+
+def test_records_are_deleted_once() -> None:
+    store, records = Records(), DesiredSetRecords()
+    one = desired_set(MANY, 1)
+    store.commit(records.write(one))
+    few = desired_set({1, 2}, 2)
+    lost = records.write(few, one.version, set())
+    assert records.write(few, one.version, set()).deletes == lost.deletes, "the first was not stored"
+    store.commit(lost)
+    assert {*store.values} == {"desired/gw"}
+    assert not records.write(desired_set({1, 2}, 3), few.version, set()).deletes
+    assert not records.parts("gw")
+
+
+def test_a_large_set_is_few_records_whatever_becomes_of_it() -> None:
+    """A store takes 128 writes in one transaction, of all gateways together."""
+    store, records, numbers = Records(), DesiredSetRecords(), set(range(3000))
+    one = desired_set(numbers, 1, forwarding=Forwarding((Front("n1", "key"),)))
+    whole = records.write(one)
+    assert len(whole.puts) <= BLOCKS + 3
+    store.commit(whole)
+    for generation, count in enumerate((100, 3000, 200, 1500), 2):
+        others = set(range(0, 3 * count, 3))
+        two = replace(desired_set(others, generation), forwarding=one.forwarding)
+        writes = records.write(two, one.version, {key_of(number) for number in numbers ^ others})
+        assert len(writes.puts) + len(writes.deletes) <= 128
+        store.commit(writes)
+        assert store.load(DesiredSetRecords()) == {"gw": two}
+        numbers, one = others, two
+    last = replace(desired_set(numbers, 9), forwarding=one.forwarding)
+    assert len(records.write(last, one.version, {key_of(0)}).puts) == 3, "its first block alone"
+
+
+def test_a_set_of_a_node_that_asks_for_routes_is_one_record() -> None:
+    """An older coordinator takes from it what the node subscribes to."""
+    store, records = Records(), DesiredSetRecords()
+    store.commit(records.write(desired_set(MANY, 1)))
+    one = replace(desired_set(MANY, 2), routes_on_demand=True)
+    store.commit(records.write(one))
+    assert store.values == {"desired/gw": codec.dump(one)}
+
+
+def test_records_of_a_node_that_an_older_coordinator_removed_are_deleted_some_at_a_time() -> None:
+    store, kept = Records(), replace(desired_set(MANY, 1), node="kept")
+    for one in (desired_set(set(range(3000)), 1), replace(kept, node="other"), kept):
+        store.commit(DesiredSetRecords().write(one))
+    del store.values["desired/gw"], store.values["desired/other"]
+    records = DesiredSetRecords()
+    sets = store.load(records)
+    assert sets.keys() == {"kept"}
+    new = {"new": replace(kept, node="new")}
+    store.commit(records.write(new["new"]))
+    turns = 0
+    while keys := records.ownerless(sets, new):
+        assert len(keys) <= MOST_OWNERLESS
+        assert keys == records.ownerless(sets, new), "until they are deleted"
+        store.commit(SetWrites({}, keys))
+        records.drop(keys)
+        turns += 1
+    assert turns == 2
+    assert store.load(DesiredSetRecords()) == sets | new
+    assert not any(key.startswith((LARGE + "gw", LARGE + "other")) for key in store.values)
+
+
+@pytest.mark.parametrize("rest", ["/routes/x", "/routes/", "/routes/-1", "/routes/1_0", "/routes/²", "/route/1", "/x"])
+def test_a_record_that_is_none_of_a_set_is_refused(rest: str) -> None:
+    store = Records()
+    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
+    store.values[f"{LARGE}gw{rest}"] = store.values[f"{LARGE}gw/routes/0"]
+    with pytest.raises(ShoalError, match="STATE_CORRUPT"):
+        store.load(DesiredSetRecords())
+
+
+def test_a_record_without_routes_is_refused() -> None:
+    store = Records()
+    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
+    store.values[f"{LARGE}gw/routes/0"] = codec.dump(RouteBlock(()))
+    with pytest.raises(ShoalError, match="STATE_CORRUPT"):
+        store.load(DesiredSetRecords())

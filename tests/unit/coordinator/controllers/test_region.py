@@ -20,14 +20,15 @@ from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.workloads import apply
-from shoal.coordinator.controllers.workloads.desired_sets import FEW
+from shoal.coordinator.controllers.workloads.desired_sets import FEW, LARGE, DesiredSetRecords
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.ports import Transaction
-from shoal.types.assignment import DesiredSet, Status
+from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
-from shoal.types.units import Bytes
+from shoal.types.route import Route
+from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import WorkloadKey
 
 
@@ -171,6 +172,25 @@ async def test_a_step_whose_write_got_no_answer_is_found_in_the_store(
     (sent,) = world.links.desired_sets("edge-1")
     assert sent == codec.load(DesiredSet, stored.value), "no version has two contents"
     assert await codes(world) == before, "nothing was decided twice"
+
+
+async def test_the_first_step_deletes_what_an_older_coordinator_left_of_a_node(
+    world: RegionFixture, tmp_path: Path
+) -> None:
+    await place_agent(world)
+    routes = tuple(Route(WorkloadKey("shop", f"w-{at:02}"), 1, ()) for at in range(99))
+    left = DesiredSet("gone", Version("h", 1, 1), (), routes, (), (), Seconds(1.0))
+    written = {key: value for key, value in DesiredSetRecords().write(left).puts.items() if key.startswith(LARGE)}
+    await world.store.commit(Transaction(written))
+    await world.store.close()
+    again = await RegionFixture.open(tmp_path / "first", world)
+    try:
+        assert len(await again.store.scan(LARGE)) == len(written) > 1
+        await again.step()
+        assert not await again.store.scan(LARGE)
+        assert not again.region.workloads._records.parts("gone"), "deleted once"
+    finally:
+        await again.store.close()
 
 
 async def test_a_restart_finds_the_same_and_moves_nothing(world: RegionFixture, tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ again with every change.
 A set with many routes is several records: the set without its routes and without what it may forward to, and these by
 themselves, the routes some at a time. `LARGE/NODE` says of which version they are: an older coordinator writes the set
 as a whole and leaves the other records as they are, so that they are of no set any more. One that reads such a set
-finds it without routes, and its first step decides them anew. A set with routes on demand is one record, because what
-its node subscribes to is read from it after a restart.
+finds it without routes, and its first step decides them anew: they follow from the route tables. Those of a node that
+asks for routes follow from what it has, until it says what it asks for; its set is small, and one record.
 """
 
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from shoal.coordinator import codec
@@ -28,6 +29,15 @@ FEW: Final = 64
 """Up to so many routes, a set is one record."""
 SIZE: Final = 24
 """Routes of one record of a larger set; at most twice as many."""
+BLOCKS: Final = 24
+"""Records of the routes of a set that is written as a whole: with more routes, each has more. One transaction of etcd
+takes 128 writes, unless it is told otherwise."""
+MOST_BLOCKS: Final = 2 * BLOCKS
+"""With more, a set is divided anew: routes that came and went left many with few."""
+MOST_OWNERLESS: Final = 32
+"""Records without a node that one step deletes."""
+NUMBER_DIGITS: Final = 9
+"""Of the number of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +87,14 @@ class DesiredSetRecords:
         self._written: dict[str, _Written] = {}
         self._stored: dict[str, set[str]] = {}
         """By node: records of a large set that the store may have."""
+        self._last: dict[str, tuple[Version, set[str]]] = {}
+        """By node: the last set that was to be written, and the records of a large set that there are with it."""
         self._fronts: dict[str, tuple[Front, bytes]] = {}
         """By name: what was written of a front that forwards nothing. A gateway's set lists all nodes that serve."""
 
     def load(self, sets: Iterable[StoreRecord], parts: Iterable[StoreRecord]) -> dict[str, DesiredSet]:
         """All sets, by node. sets, parts: records below DESIRED and LARGE. Raises ShoalError(STATE_CORRUPT)."""
-        self._written, self._stored = {}, {}
+        self._written, self._stored, self._last = {}, {}, {}
         found = {each.key.removeprefix(DESIRED): codec.load(DesiredSet, each.value) for each in sets}
         versions, forwardings = dict[str, Version](), dict[str, Forwarding | None]()
         blocks = dict[str, dict[int, tuple[Route, ...]]]()
@@ -94,8 +106,11 @@ class DesiredSetRecords:
             elif slash + rest == FORWARDING:
                 forwardings[node] = codec.load(Forwarding, each.value)
             else:
-                number = int((slash + rest).removeprefix(BLOCK))
-                blocks.setdefault(node, {})[number] = codec.load(RouteBlock, each.value).routes
+                routes = codec.load(RouteBlock, each.value).routes
+                number = (slash + rest).removeprefix(BLOCK)
+                if not (routes and number.isascii() and number.isdecimal() and len(number) <= NUMBER_DIGITS):
+                    raise codec.unreadable(f"a stored RouteBlock {each.key!r:.80}")
+                blocks.setdefault(node, {})[int(number)] = routes
         for node, version in versions.items():
             if (desired := found.get(node)) is None or desired.version != version:
                 continue
@@ -116,13 +131,25 @@ class DesiredSetRecords:
         any may be."""
         node, key = desired.node, LARGE + desired.node
         known = self._written.pop(node, None)
+        if node in self._last and self._last[node][0] == before:
+            self._stored[node] = self._last[node][1]  # what was to be deleted with that version is deleted
         if len(desired.routes) <= FEW or desired.routes_on_demand:
-            return SetWrites({DESIRED + node: codec.dump(desired)}, self.parts(node))
+            parts = self.parts(node)
+            if parts:
+                self._last[node] = desired.version, set()
+            else:
+                self._stored.pop(node, None)
+                self._last.pop(node, None)
+            return SetWrites({DESIRED + node: codec.dump(desired)}, parts)
         touched: set[int] | None = None
         if known is not None and known.version == before and changed is not None:
-            self._stored[node] = _keys_of(node, known)  # what was to be deleted with that version is deleted
             touched = _update(known, desired.routes, changed)
-        if known is None or touched is None or sum(map(len, known.blocks)) != len(desired.routes):
+        if (
+            known is None
+            or touched is None
+            or len(known.blocks) > MOST_BLOCKS
+            or sum(map(len, known.blocks)) != len(desired.routes)
+        ):
             known, touched = _divided(desired), None
         puts = {
             DESIRED + node: codec.dump(replace(desired, routes=(), forwarding=None)),
@@ -140,7 +167,7 @@ class DesiredSetRecords:
         self._written[node] = known
         wanted = _keys_of(node, known)
         gone = self._stored.get(node, set()) - wanted
-        self._stored[node] = wanted | gone
+        self._stored[node], self._last[node] = wanted | gone, (desired.version, wanted)
         return SetWrites(puts, tuple(sorted(gone)))
 
     def _forwarding_text(self, forwarding: Forwarding) -> bytes:
@@ -166,10 +193,25 @@ class DesiredSetRecords:
         """Keys of the records of a large set that the store may have: to be deleted with the node."""
         return tuple(sorted(self._stored.get(node, ())))
 
+    def ownerless(self, *sets: Mapping[str, DesiredSet]) -> tuple[str, ...]:
+        """Keys of some records of nodes that have no set: an older coordinator leaves them when it removes a node.
+        sets: by node, all that there are."""
+        gone = sorted(node for node in self._stored if not any(node in each for each in sets))
+        return tuple(islice((key for node in gone for key in self.parts(node)), MOST_OWNERLESS))
+
+    def drop(self, ownerless: Iterable[str]) -> None:
+        """They are deleted."""
+        for key in ownerless:
+            node = key.removeprefix(LARGE).partition("/")[0]
+            self._stored[node].discard(key)
+            if not self._stored[node]:
+                self.forget(node)
+
     def forget(self, node: str) -> None:
         """The node is gone, and its records are deleted."""
         self._written.pop(node, None)
         self._stored.pop(node, None)
+        self._last.pop(node, None)
         self._fronts.pop(node, None)
 
 
@@ -181,13 +223,19 @@ def _keys_of(node: str, known: _Written) -> set[str]:
 
 def _divided(desired: DesiredSet) -> _Written:
     keys = [route.workload for route in desired.routes]
-    blocks = [keys[at : at + SIZE] for at in range(0, len(keys), SIZE)]
+    size = _size_of(len(keys))
+    blocks = [keys[at : at + size] for at in range(0, len(keys), size)]
     return _Written(desired.version, blocks, [*range(len(blocks))], desired.forwarding)
+
+
+def _size_of(count: int) -> int:
+    """Routes of one record of a set with so many."""
+    return max(SIZE, -(-count // BLOCKS))
 
 
 def _update(known: _Written, routes: Sequence[Route], changed: Collection[WorkloadKey]) -> set[int]:
     """Takes over the routes of these workloads; returns the numbers of the blocks that are others now."""
-    touched = set[int]()
+    touched, size = set[int](), _size_of(len(routes))
     for key in changed:
         at = bisect_left(routes, key, key=lambda route: route.workload)
         has_route = at < len(routes) and routes[at].workload == key
@@ -201,7 +249,7 @@ def _update(known: _Written, routes: Sequence[Route], changed: Collection[Worklo
         touched.add(known.numbers[place])
         if not keys and len(known.blocks) > 1:
             del known.blocks[place], known.numbers[place]
-        elif len(keys) > 2 * SIZE:
+        elif len(keys) > 2 * size:
             new = max(known.numbers) + 1
             known.blocks[place : place + 1] = keys[: len(keys) // 2], keys[len(keys) // 2 :]
             known.numbers.insert(place + 1, new)

@@ -402,9 +402,10 @@ class WorkloadsController:
         }
         maybe_gone = self.desired if decision.is_whole else self._changed_nodes
         gone = tuple(node for node in maybe_gone if node in self.desired and node not in nodes)
+        ownerless = self._records.ownerless(self.desired, changed)
         puts, deletes = self._memory_writes(decision)
         writes = None
-        if changed or gone or puts or deletes or decision.events or written.puts:
+        if changed or gone or ownerless or puts or deletes or decision.events or written.puts:
             sets = [self._writes_of(desired, decision) for desired in changed.values()]
             puts = {
                 **{key: value for each in sets for key, value in each.puts.items()},
@@ -412,7 +413,7 @@ class WorkloadsController:
                 **written.puts,
             }
             events = [_event(happened) for happened in decision.events]
-            deletes = (*(key for each in sets for key in each.deletes), *deletes, *written.deletes)
+            deletes = (*(key for each in sets for key in each.deletes), *ownerless, *deletes, *written.deletes)
             deletes = (*(key for node in gone for key in (DESIRED + node, *self._records.parts(node))), *deletes)
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
         contents = {node: looked_at[node] for node in changed}
@@ -422,6 +423,7 @@ class WorkloadsController:
         def adopt(revision: int) -> None:
             self._shared = shared
             self._adopt_step(world, advanced, written, changed, contents, gone, now)
+            self._records.drop(ownerless)
 
         return Transition(None, writes, adopt)
 
