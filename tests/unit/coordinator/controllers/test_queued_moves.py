@@ -66,7 +66,7 @@ async def look(world: RegionFixture, times: int = 3) -> None:
         await world.region.queued_moves.tick()
 
 
-async def queued(world: RegionFixture, aim: str, key: WorkloadKey = KEY, replica: str = "") -> QueuedMove:
+async def queue_move(world: RegionFixture, aim: str, key: WorkloadKey = KEY, replica: str = "") -> QueuedMove:
     found = await world.region.queued_moves.migrate(key, Aim(aim), "ops", replica=replica)
     assert isinstance(found, QueuedMove)
     return found
@@ -85,7 +85,7 @@ async def test_a_move_waits_until_its_node_takes_work(world: RegionFixture) -> N
     with pytest.raises(ShoalError) as refused:
         await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert refused.value.code is Code.NODE_CORDONED
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     assert waits.reason.code is Code.NODE_CORDONED
     await look(world)
     assert world.region.workloads.queue.waiting == [waits]
@@ -105,7 +105,7 @@ async def test_a_move_waits_until_its_node_takes_work(world: RegionFixture) -> N
 async def test_a_move_waits_for_room_over_a_restart(world: RegionFixture, tmp_path: Path) -> None:
     source, target = await two_agents(world)
     await target.report(free_bytes=0)
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     assert waits.reason.code is Code.MEMORY_SHORT
     await look(world)
     await world.store.close()
@@ -134,7 +134,7 @@ async def test_a_move_waits_for_room_over_a_restart(world: RegionFixture, tmp_pa
 async def test_a_busy_replica_waits_for_the_end_of_its_move(world: RegionFixture) -> None:
     source, target = await two_agents(world)
     first = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
-    waits = await queued(world, source.name)
+    waits = await queue_move(world, source.name)
     assert waits.reason.code is Code.CONFLICT
     await look(world)
     assert (await run_until_over(world, first, source, target)).stage is MigrationStage.DONE
@@ -154,17 +154,17 @@ async def test_what_never_can_begin_is_refused_at_once(world: RegionFixture) -> 
     assert not applied.plan_result.problems
     await world.step()
     with pytest.raises(ShoalError) as refused:
-        await queued(world, target.name)
+        await queue_move(world, target.name)
     assert refused.value.code is Code.SELECTOR_MISMATCH, "a cordon passes, a selector does not"
     for aim, code in ((Aim("nobody"), Code.NODE_UNKNOWN), (Aim(target.name, "gpu7"), Code.NOT_FOUND)):
         with pytest.raises(ShoalError) as refused:
             await world.region.queued_moves.migrate(KEY, aim, "ops")
         assert refused.value.code is code
     with pytest.raises(ShoalError) as refused:
-        await queued(world, source.name)
+        await queue_move(world, source.name)
     assert "is on" in refused.value.refusal.found
     with pytest.raises(ShoalError) as refused:
-        await queued(world, target.name, replica="a-none")
+        await queue_move(world, target.name, replica="a-none")
     assert refused.value.code is Code.NOT_FOUND
     assert not world.region.workloads.queue.all
 
@@ -197,10 +197,10 @@ async def test_a_move_may_wait_for_what_a_relaxed_level_admits(
     await target.report(free_bytes=0)
     if code is not None:
         with pytest.raises(ShoalError) as refused:
-            await queued(world, target.name)
+            await queue_move(world, target.name)
         assert refused.value.code is code
         return
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await look(world)
     assert world.region.workloads.queue.reason_of(waits).code is Code.MEMORY_SHORT
     await target.report()
@@ -217,7 +217,7 @@ async def test_a_device_that_is_too_small_for_it_alone_is_no_hope(world: RegionF
     small = replace(state.node, devices=tuple(replace(each, memory_bytes=Bytes(1000)) for each in state.node.devices))
     world.region.fleet.fleet = world.region.fleet.fleet.with_node(replace(state, node=small))
     with pytest.raises(ShoalError) as refused:
-        await queued(world, target.name)
+        await queue_move(world, target.name)
     assert refused.value.code is Code.MEMORY_SHORT
     assert not world.region.workloads.queue.all
 
@@ -234,16 +234,16 @@ async def test_a_node_that_has_not_reported_yet_is_waited_for_and_a_gateway_is_n
         await agent.connect()
     await now.step()
     await source.apply_desired()
-    waits = await queued(now, target.name)
+    waits = await queue_move(now, target.name)
     assert waits.reason.code is Code.NODE_NOT_READY
     with pytest.raises(ShoalError) as refused:
-        await queued(now, door.name, replica=waits.source.assignment)
+        await queue_move(now, door.name, replica=waits.source.assignment)
     assert refused.value.code is Code.CONFLICT, "the replica waits already"
     await now.region.queued_moves.cancel(waits.id, "ops")
     with pytest.raises(ShoalError) as refused:
-        await queued(now, door.name)
+        await queue_move(now, door.name)
     assert refused.value.code is Code.NO_CANDIDATE, "it has no device, and never will"
-    waits = await queued(now, target.name)
+    waits = await queue_move(now, target.name)
     await look(now)
     assert now.region.workloads.queue.waiting == [waits]
     await target.connect()
@@ -259,7 +259,7 @@ async def test_a_node_that_has_not_reported_yet_is_waited_for_and_a_gateway_is_n
 async def test_a_queued_move_is_taken_back(world: RegionFixture) -> None:
     _, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     with pytest.raises(ShoalError) as refused:
         await world.region.queued_moves.cancel(waits.id, "ops", WorkloadKey("shop", "reader"))
     assert refused.value.code is Code.MIGRATION_UNKNOWN, "another tenant's move is none of its business"
@@ -286,7 +286,7 @@ async def test_a_queued_move_is_taken_back(world: RegionFixture) -> None:
 async def test_a_move_that_waited_too_long_says_for_what(world: RegionFixture) -> None:
     _, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     world.clock.advance(WAIT_S - 10)
     await look(world, 1)
     assert world.region.workloads.queue.waiting
@@ -302,7 +302,7 @@ async def test_what_vanished_ends_it_and_fails_no_step(world: RegionFixture) -> 
     source, target = await two_agents(world)
     await target.report(free_bytes=0)
     assignment = world.region.workloads.desired[source.name].assignments[0].id
-    waits = await queued(world, target.name, replica=assignment)
+    waits = await queue_move(world, target.name, replica=assignment)
     await world.region.documents.delete(DocumentKey("Workload", str(KEY)), "ops")
     for _ in range(4):
         await run_heartbeat(world, source)
@@ -316,9 +316,9 @@ async def test_what_vanished_ends_it_and_fails_no_step(world: RegionFixture) -> 
         await run_heartbeat(world, source)
     assert world.region.workloads.desired[source.name].assignments[0].id != assignment
     with pytest.raises(ShoalError):
-        await queued(world, target.name, replica=assignment)
+        await queue_move(world, target.name, replica=assignment)
     await target.report(free_bytes=0)
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await world.region.fleet.on_close(target.name, target.epoch)
     await world.region.fleet.forget(target.name, "ops")
     await look(world)
@@ -338,7 +338,7 @@ async def test_a_move_of_a_silent_node_waits_and_one_of_a_lost_replica_ends(worl
     await world.step()
     await world.region.fleet.cordon(target.name, True, "ops")
     assignment = world.region.workloads.desired[source.name].assignments[0].id
-    waits = await queued(world, target.name, replica=assignment)
+    waits = await queue_move(world, target.name, replica=assignment)
     for _ in range(200):
         world.clock.advance(0.5)
         for agent in (target, third):
@@ -365,7 +365,7 @@ async def test_it_lifts_no_block_and_waits_for_its_end(world: RegionFixture) -> 
     assert failed.target is not None
     assert not failed.cleared
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await world.region.fleet.cordon(target.name, False, "ops")
     await look(world)
     assert world.region.workloads.queue.reason_of(waits).code is Code.MOVE_BLOCKED
@@ -386,7 +386,7 @@ async def test_a_place_that_answered_wrongly_stays_blocked(world: RegionFixture)
     first = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, first, source, target)).stage is MigrationStage.ABORTED
     target.answers_wrong = False
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await look(world)
     world.clock.advance(1800.0)
     for agent in (source, target):
@@ -402,7 +402,7 @@ async def test_a_place_that_answered_wrongly_stays_blocked(world: RegionFixture)
 async def test_it_is_listed_beside_migrations(world: RegionFixture) -> None:
     source, target = await two_agents(world, emulated=True)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
 
     def views(name: str = "", tenant: str = "") -> list[operator_pb2.MigrationView]:
         region, now, wall = world.region, world.region.clock.now(), world.clock.wall()
@@ -426,7 +426,7 @@ async def test_an_earlier_version_reads_the_store(world: RegionFixture) -> None:
     """It scans what it knows. A move that began is stored as one that never waited."""
     source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     (record,) = await world.store.scan(QUEUE)
     assert codec.load(QueuedMove, record.value) == waits
     assert not await world.store.scan(MIGRATIONS)
@@ -446,7 +446,7 @@ async def test_a_full_store_takes_nothing_and_the_loop_goes_on(
 ) -> None:
     source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await world.region.fleet.cordon(target.name, False, "ops")
 
     async def full(*_: object, **__: object) -> int:
@@ -474,7 +474,7 @@ async def test_a_look_does_not_hold_the_loop(tmp_path: Path, monkeypatch: pytest
     world = await RegionFixture.open(tmp_path / "first", compute=compute, thread_time=lambda: spent[0])
     _, target = await two_agents(world)
     await target.report(free_bytes=0)
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await look(world, 5)
     assert len(looks) == 1
 
@@ -578,13 +578,13 @@ async def two_replicas(world: RegionFixture) -> tuple[FakeAgent, FakeAgent]:
 async def test_where_another_replica_runs_is_nothing_to_wait_for(world: RegionFixture) -> None:
     first, second = await two_replicas(world)
     with pytest.raises(ShoalError) as refused:
-        await queued(world, first.name)
+        await queue_move(world, first.name)
     assert refused.value.code is Code.CONFLICT
     third = FakeAgent(world, "edge-3")
     await third.connect()
     await world.step()
     await third.report(free_bytes=0)
-    waits = await queued(world, third.name)
+    waits = await queue_move(world, third.name)
     await third.report()
     other = await world.region.moves.migrate(KEY, Aim(third.name), "ops")
     await run_heartbeat(world, first, second)
@@ -613,7 +613,7 @@ async def test_a_preempted_workload_keeps_its_move(world: RegionFixture) -> None
     """Whichever replica serves when its time has come moves, and one may serve again."""
     source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     full = 268435456 + 100  # what is reserved, and nothing beside the replica that runs
     await source.report(free_bytes=full)
     applied = await world.region.documents.apply([("v.yaml", VIP % source.name)], {}, "", "test")
@@ -656,7 +656,7 @@ async def test_a_move_begins_by_its_look_while_nothing_changed(tmp_path: Path, m
 
     async def wait_for_room(aim: FakeAgent) -> QueuedMove:
         await aim.report(free_bytes=0)
-        waits = await queued(world, aim.name)
+        waits = await queue_move(world, aim.name)
         await aim.report()
         computed.clear()
         return waits
@@ -680,7 +680,7 @@ async def test_a_move_begins_by_its_look_while_nothing_changed(tmp_path: Path, m
 async def test_another_workload_of_the_same_name_does_not_inherit_a_move(world: RegionFixture) -> None:
     source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     ((name, text),) = DOCUMENTS
     changed = text.replace("policy: fast}", "policy: fast, traffic: [{from: edge-1, rate: 1/s}]}")
     applied = await world.region.documents.apply([(name, changed)], {}, "", "test")
@@ -734,7 +734,7 @@ async def test_one_tick_passes_over_what_plainly_waits(world: RegionFixture) -> 
         await run_heartbeat(world, source)
     keys = [one.workload for one in world.region.workloads.desired[source.name].assignments]
     assert len(keys) > 1
-    waits = {(await queued(world, target.name, key)).id for key in keys}
+    waits = {(await queue_move(world, target.name, key)).id for key in keys}
     world.clock.advance(2.5)
     await world.region.queued_moves.tick()
     assert world.region.workloads.queue.reasons.keys() == waits
@@ -759,17 +759,17 @@ async def test_the_end_of_a_peak_is_worth_waiting_for(world: RegionFixture, traf
         await run_heartbeat(world, source)
     if code is not None:
         with pytest.raises(ShoalError) as refused:
-            await queued(world, target.name)
+            await queue_move(world, target.name)
         assert refused.value.code is code
     else:
-        await queued(world, target.name)
+        await queue_move(world, target.name)
 
 
 async def test_a_restored_copy_begins_nothing_of_days_ago(world: RegionFixture) -> None:
     """By the region's clock no time passed."""
     _, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     world.clock.date += LONGEST_S - 60.0
     await look(world, 1)
     assert world.region.workloads.queue.waiting == [waits]
@@ -788,7 +788,7 @@ async def test_a_move_that_never_began_is_no_migration_that_failed(tmp_path: Pat
     world = await RegionFixture.open(tmp_path / "first", meter=meter)
     source, target = await two_agents(world)
     await world.region.fleet.cordon(target.name, True, "ops")
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     await world.region.queued_moves.cancel(waits.id, "ops")
     assert not [metric for metric, _ in meter.counts if metric is MIGRATIONS_ENDED]
     await world.region.fleet.cordon(target.name, False, "ops")
@@ -809,7 +809,7 @@ async def test_a_look_that_fails_is_told_and_rests(tmp_path: Path, monkeypatch: 
     world = await RegionFixture.open(tmp_path / "first", thread_time=lambda: spent[0])
     _, target = await two_agents(world)
     await target.report(free_bytes=0)
-    waits = await queued(world, target.name)
+    waits = await queue_move(world, target.name)
     with monkeypatch.context() as patched, capture_logs() as logs:
         patched.setattr(placement_queries, "estimate_move", fail)
         failures.append(RuntimeError("broken"))

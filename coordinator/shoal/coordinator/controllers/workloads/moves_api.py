@@ -24,7 +24,7 @@ from shoal.coordinator.core.migration.model import (
     ReplicaPlace,
     place_of,
 )
-from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, held_by, movable_replica
+from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, list_held, movable_replica
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
@@ -244,7 +244,7 @@ class MovesController:
 
     def movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica | MoveObstacle:
         """The replica that a request would move now, or why there is none."""
-        held = held_by({node: each.assignments for node, each in self._workloads.desired.items()})
+        held = list_held({node: each.assignments for node, each in self._workloads.desired.items()})
         return movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
 
     def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:

@@ -23,7 +23,7 @@ from shoal.coordinator.controllers.workloads.transitions import RegionWrites
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.estimate import check_aim
 from shoal.coordinator.core.migration.model import Migration, place_of
-from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, held_by, held_replicas, is_there
+from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, list_held, held_replicas, is_there
 from shoal.coordinator.core.migration.queue import (
     LOOK_SHARE,
     WAIT_S,
@@ -146,7 +146,7 @@ class QueuedMovesController:
         return DocumentRevision(stored.revision, stored.applied_at) if stored is not None else None
 
     def _held(self) -> list[HeldReplica]:
-        return held_by({node: each.assignments for node, each in self._workloads.desired.items()})
+        return list_held({node: each.assignments for node, each in self._workloads.desired.items()})
 
     async def cancel(self, name: str, actor: str, key: WorkloadKey | None = None) -> Migration | QueuedMove:
         """Takes a move back that waits; a migration that began as `MovesController.cancel` does.
@@ -300,7 +300,7 @@ class QueuedMovesController:
             if obstacle is not None:
                 self._queue.reasons[name] = obstacle.refusal
                 return Transition(None)
-        waited = queued.id, queued.waited(self._clock.now())
+        waited = queued.id, queued.waiting_time(self._clock.now())
         begun = self._moves.begin(queued.workload, queued.aim, queued.actor, found, waited=waited)
         left = self._queue.writes({name: None})
         assert begun.writes is not None, "a new migration is stored"
@@ -323,7 +323,7 @@ class QueuedMovesController:
 
     def _end(self, queued: QueuedMove, why: Refusal, actor: str) -> Transition[RegionWrites, Migration | QueuedMove]:
         after = replace(queued, ended=why, ended_at=self._clock.wall())
-        told = f"aborted, {queued.waited(self._clock.now())}: {why}"
+        told = f"aborted, {queued.waiting_time(self._clock.now())}: {why}"
         return self._transition({queued.id: after}, after, LogEvent("MIGRATION_ABORTED", queued.id, told, actor))
 
     def _transition(

@@ -87,7 +87,7 @@ def movable_replica(
     return serving[0]
 
 
-def held_by(desired: Mapping[str, Sequence[Assignment]]) -> list[HeldReplica]:
+def list_held(desired: Mapping[str, Sequence[Assignment]]) -> list[HeldReplica]:
     """Every assignment with its node, by node."""
     return [(node, one) for node, assignments in sorted(desired.items()) for one in assignments]
 

@@ -86,7 +86,7 @@ class QueuedMove:
     def is_over(self) -> bool:
         return self.ended is not None
 
-    def waited(self, now: Elapsed) -> str:
+    def waiting_time(self, now: Elapsed) -> str:
         return f"queued for {show_seconds(Seconds(max(0.0, now - self.since)))}"
 
 

@@ -442,7 +442,7 @@ class DeviceColumns:
             left -= self._look_at_model(model.variant, left)
         if left > 0:
             table = self._table(request, scope, intent, require, intent.limits)
-            left -= KIND_DEVICES * self._judge(
+            left -= KIND_DEVICES * self._fill_table(
                 table, scope, intent, require, intent.limits, models, left // KIND_DEVICES
             )
         return left < most
@@ -717,7 +717,7 @@ class DeviceColumns:
         self._asked.pop(request, None)
         _make_room(self._asked, MOST_JUDGED_ANEW)
         self._asked[request] = None
-        self._judge(table, scope, intent, require, limits, models)
+        self._fill_table(table, scope, intent, require, limits, models)
         return table.figures
 
     def _table(self, request: Request, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> _Table:
@@ -730,7 +730,7 @@ class DeviceColumns:
             known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles, (intent, require, limits))
         return known
 
-    def _judge(
+    def _fill_table(
         self, table: _Table, scope: Scope, intent: Intent, require: Requirements, limits: Limits,
         models: Sequence[ModelRef], most: int | None = None,
     ) -> int:  # fmt: skip
