@@ -23,7 +23,7 @@ from shoal.coordinator.controllers.workloads.transitions import RegionWrites
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.estimate import check_aim
 from shoal.coordinator.core.migration.model import Migration, place_of
-from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, list_held, held_replicas, is_there
+from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, held_replicas, is_there, list_held
 from shoal.coordinator.core.migration.queue import (
     LOOK_SHARE,
     WAIT_S,
