@@ -107,7 +107,8 @@ $(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
 
 wheels: $(WHEELS) $(if $(COMPILED),$(COMPILED_DISTS)) ## Shoal's own wheels in dist/shoal (COMPILED=yes: the transport compiled for this machine's kind); in dist/wheels what images install with them, so that they ask no registry
 	rm -rf dist/shoal
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal $(foreach each,protos agents,$(if $(COMPILED),dist/compiled,.)/$(each)) ./policies ./coordinator ./cli ./simulator
+	cd $(if $(COMPILED),dist/compiled,.) && $(abspath $(BIN))/pip wheel -q --disable-pip-version-check --no-deps -w $(CURDIR)/dist/shoal ./protos ./agents
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal ./policies ./coordinator ./cli ./simulator
 
 # Copies of the distributions whose modules can be compiled, compiled in place, one C compiler at a time.
 $(COMPILED_DISTS): $(TEST_STAMP) deploy/compiled/build.py $(wildcard protos/shoal/http2/*.py protos/shoal/host/*.py agents/shoal/agent/frames/*.py agents/shoal/agent/dataplane/*.py agents/shoal/agent/core/*.py)
