@@ -18,7 +18,7 @@ import structlog
 from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
 from shoal.host.tls_listener import TlsListener
-from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES, TlsStreams
+from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES, TlsStreams, drop_frames
 
 _REASONS: Final = {each.value: each.phrase for each in HTTPStatus}
 
@@ -171,6 +171,8 @@ class HttpServer:
             pass  # the client sees it: it was silent for too long, or it hung up
         finally:
             writer.transport.abort()
+            if (error := reader.exception()) is not None:
+                drop_frames(error)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Connection) -> None:
         def set_known() -> None:

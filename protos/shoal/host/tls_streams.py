@@ -30,7 +30,7 @@ class TlsStreams:
 
     def protocol(self, place: Connection) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return asyncio.StreamReaderProtocol(
+        return _Protocol(
             asyncio.StreamReader(limit=CHUNK_BYTES), lambda reader, writer: self._begin(reader, writer, place)
         )
 
@@ -42,3 +42,16 @@ class TlsStreams:
     def _on_done(self, task: asyncio.Task[None], place: Connection) -> None:
         self._tasks.discard(task)
         self._connections.remove(place)
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            drop_frames(exc)
+        super().connection_lost(exc)
+
+
+def drop_frames(error: BaseException) -> None:
+    """A stream keeps why its connection ended, with the frames that it was raised in, and these have the stream: a
+    cycle of all that the connection held, which no reference count frees."""
+    error.with_traceback(None).__context__ = None

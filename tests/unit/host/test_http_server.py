@@ -1,12 +1,14 @@
 """What one connection may cost an HTTP port: time, bytes and places, each within its bound."""
 
 import asyncio
+import gc
 import http.client
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from shoal.agent.clock import SystemClock
 from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
 from shoal.types.device import Role
 
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LIMITS = HttpLimits(connections=4, connections_per_address=3, handshake_s=0.2, head_s=0.2, stall_s=0.2, linger_s=0.2)
 SOON_S = 5.0
@@ -281,3 +284,36 @@ async def test_nothing_more_is_written_to_a_client_that_is_gone(
         await is_over.wait()
     assert written < 3
     assert "raised exception" not in caplog.text
+
+
+@pytest.mark.parametrize("does", ["write", "wait", "read", "catch"])
+async def test_a_connection_that_ends_by_a_reset_leaves_nothing_that_only_a_search_frees(
+    open_port: OpenPort, does: str
+) -> None:
+    """A coordinator searches what is old seldom, and a connection holds up to 490 KB."""
+    served: list[weakref.ref[object]] = []
+
+    async def stream(exchange: HttpExchange) -> None:
+        served.extend(map(weakref.ref, (exchange, exchange._reader, exchange._writer)))
+        if does == "read":
+            async for _ in exchange.body():
+                pass
+        exchange.begin(200, {})
+        with suppress(ConnectionError) if does == "catch" else nullcontext():
+            while True:
+                if does == "wait":
+                    await until(lambda: exchange.is_closed, SOON_S, "the reset")
+                await exchange.write(b"x")
+
+    port = await open_port(stream)
+    gc.collect()
+    gc.disable()
+    try:
+        _, writer = await port.connect(POST if does == "read" else GET)
+        await until(lambda: bool(served), SOON_S, "the request")
+        own = writer.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await until(lambda: not any(each() for each in served), SOON_S, "what the connection held to be freed")
+    finally:
+        gc.enable()
