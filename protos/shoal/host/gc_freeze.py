@@ -9,6 +9,8 @@ import asyncio
 import gc
 from typing import Final
 
+from shoal.host import memory
+
 YOUNG_S: Final = 10.0
 """Seconds between two searches of what was allocated since the last one."""
 COUNT_EVERY: Final = 60
@@ -16,6 +18,10 @@ COUNT_EVERY: Final = 60
 MOST_GROWTH: Final = 1.5
 """Everything is searched once so many times as many objects are excluded as at the first count, or after the last full
 search."""
+MOST_RESIDENT_GROWTH: Final = 1.25
+"""The same for memory: few objects may hold much, and no count of objects says so."""
+WHOLE_EVERY: Final = 360
+"""Everything is searched after so many searches in any case: once an hour."""
 
 
 def freeze() -> None:
@@ -34,17 +40,19 @@ def search_after(count: int) -> None:
     gc.set_threshold(count, *gc.get_threshold()[1:])
 
 
-async def collect_regularly(every_s: float = YOUNG_S, count_every: int = COUNT_EVERY) -> None:
+async def collect_regularly(
+    every_s: float = YOUNG_S, count_every: int = COUNT_EVERY, whole_every: int = WHOLE_EVERY
+) -> None:
     """Until cancelled, frees garbage cycles that are young, in a process whose threshold is high for its bursts, and
     excludes what is older from later searches.
 
     Between these it would keep as much garbage as a burst allocates. grpcio leaves a cycle for each call that it serves
     (`_find_method_handler` of grpc.aio). What a large region holds is as old as its documents and nodes: to visit it
     once takes longer than its heartbeats may wait, and finds nothing, because values that refer to each other in one
-    direction are freed without a search. Cycles that became garbage later are found once they are many: the process
-    has set up what it holds when it counts for the first time.
+    direction are freed without a search. Cycles that became garbage later are found once they are many or hold much,
+    and after an hour at the latest: the process has set up what it holds when it counts for the first time.
     """
-    searched, excluded = 0, 0
+    searched, whole_at, excluded, resident = 0, 0, 0, 0
     while True:
         await asyncio.sleep(every_s)
         gc.collect(1)
@@ -52,11 +60,15 @@ async def collect_regularly(every_s: float = YOUNG_S, count_every: int = COUNT_E
         searched += 1
         if searched % count_every:
             continue
-        count = gc.get_freeze_count()
+        count, bytes_now = gc.get_freeze_count(), memory.resident_bytes()
         if not excluded:
-            excluded = count
-        elif count > MOST_GROWTH * excluded:
-            excluded = search_all()
+            excluded, resident, whole_at = count, bytes_now, searched
+        elif (
+            count > MOST_GROWTH * excluded
+            or bytes_now > MOST_RESIDENT_GROWTH * resident
+            or searched - whole_at >= whole_every
+        ):
+            excluded, resident, whole_at = search_all(), memory.resident_bytes(), searched
 
 
 def search_all() -> int:

@@ -92,7 +92,41 @@ async def test_what_is_old_is_no_longer_searched() -> None:
         collecting.cancel()
 
 
-async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much() -> None:
+@pytest.mark.parametrize("reason", ["an hour", "memory", ""])
+async def test_garbage_among_what_is_excluded_is_freed_once_it_holds_much_and_after_an_hour(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few objects, so that their number says nothing."""
+    resident, counted = 100, 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return resident
+
+    monkeypatch.setattr(gc_freeze.memory, "resident_bytes", count)
+    whole_every = 50 if reason == "an hour" else 10**9
+    kept = [Node()]
+    garbage = weakref.ref(kept[0])
+    gc_freeze.freeze()
+    collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001, count_every=1, whole_every=whole_every))
+    try:
+        await until(lambda: counted > 0, 5.0, "the first count")
+        kept.clear()
+        if reason == "memory":
+            resident = 126
+        if reason:
+            await until(lambda: garbage() is None, 30.0, "it to be freed")
+        else:
+            resident = 125
+            await until(lambda: counted > 100, 30.0, "many searches of what is young")
+            assert garbage() is not None
+    finally:
+        collecting.cancel()
+
+
+async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_freeze.memory, "resident_bytes", lambda: 0)
     gc_freeze.freeze()
     collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001, count_every=1))
     try:
