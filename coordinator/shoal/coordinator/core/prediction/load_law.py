@@ -59,24 +59,36 @@ class LoadSeen(NamedTuple):
     value: float
 
 
-_MEMORY: Final = (
+class _Prior(NamedTuple):
+    """Of a law's coefficients, before anything was loaded."""
+
+    mean: LoadSizes
+    deviation: LoadSizes
+
+
+_PROCESSOR: Final = "CPUExecutionProvider"
+"""The runtime's own provider for processors, as ONNX Runtime names it: it brings no library and compiles nothing."""
+_PROCESSOR_MEMORY: Final = _Prior(
     LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
-    LoadSizes(1e8, 2e6, 0.5, 0.5, 0.5, 6e3, 0.5, 1e5),
+    LoadSizes(1e7, 2e6, 0.5, 0.5, 0.5, 6e3, 0.5, 1e5),
 )
 """(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as ONNX
 Runtime 1.32 makes at its peak (as read, as parsed, as tensors: 3.0 bytes for each of a perceptron's file); of
 convolutions 0.6 to 1.1 more, since their weights are there in two orders. An inner graph without weights took 11 KB.
-A session is that of the runtime's own provider for processors; others bring libraries of 100 MB and more, which the
-deviation allows. The region's own loads decide."""
+The region's own loads decide."""
+_MEMORY: Final = _PROCESSOR_MEMORY._replace(deviation=_PROCESSOR_MEMORY.deviation._replace(session=1e8))
+"""The same of other providers: they bring libraries of 100 MB and more."""
 _FILE_COPIES: Final = 3
 _RUN_SHARE: Final = 1.25
 """Memory that a run takes for each byte of `ModelProfile.run_bytes`: what the region's law says of most models."""
-_SECONDS: Final = (
+_PROCESSOR_SECONDS: Final = _Prior(
     LoadSizes(5e-3, 2e-3, 5e-9, 5e-9, 1e-9, 1e-4, 0.0, 5e-5),
-    LoadSizes(0.3, 0.1, 1e-7, 1e-7, 1e-9, 5e-3, 1e-9, 2e-4),
+    LoadSizes(1e-2, 1e-2, 1e-8, 1e-8, 1e-9, 2e-4, 1e-9, 2e-4),
 )
-"""The same in seconds: a session, and a file at 200 MB/s, as ONNX Runtime 1.31 took on two processors. As wide as a
-provider needs that compiles: QNN's took 0.1 to 1.2 s for models that the processor's loads in 5 to 70 ms."""
+"""In seconds: a session, and a file at 200 MB/s. As wide as what ONNX Runtime 1.31 took on two processors."""
+_SECONDS: Final = _PROCESSOR_SECONDS._replace(deviation=LoadSizes(0.3, 0.1, 1e-7, 1e-7, 1e-9, 5e-3, 1e-9, 2e-4))
+"""The same of other providers: they may compile. QNN's took 0.1 to 1.2 s for models that the processor's loads in 5 to
+70 ms."""
 
 
 class LoadEstimate(NamedTuple):
@@ -156,7 +168,7 @@ class LoadLaw:
     """A linear law with errors of a size and of a share. Ridge regression around the prior, with Student-t errors by
     reweighting, as in `transfer.process`."""
 
-    def __init__(self, seen: Sequence[LoadSeen], prior: tuple[LoadSizes, LoadSizes]) -> None:
+    def __init__(self, seen: Sequence[LoadSeen], prior: _Prior) -> None:
         """At least one."""
         mean, deviation = (np.array(each, float) for each in prior)
         values = np.array([each.value for each in seen], float)
@@ -178,6 +190,8 @@ class LoadLaw:
         leverage = trust * np.einsum("ij,jk,ik->i", rows, inverse, rows)
         # Of each value from what the others say of it.
         apart = (missing - scaled @ coefficients) / np.clip(1 - leverage, 0.05, 1.0)
+        # Not of what was learnt of a session, which may be below 0.
+        self._least = 0.1 * prior.mean.session
         self._coefficients: NDArray[np.float64] = mean + deviation * coefficients
         self._covariance: NDArray[np.float64] = inverse * np.outer(deviation, deviation)
         self._spread = _spread(values - apart, apart)
@@ -185,7 +199,7 @@ class LoadLaw:
     def estimate(self, sizes: LoadSizes, *, never_under: bool = False) -> Interval:
         """never_under: `high` is as far above the law as any value seen, within `_MOST_OVER`."""
         each = np.array(sizes, float)
-        middle = max(float(each @ self._coefficients), 0.1 * float(self._coefficients[0]), 1e-6)
+        middle = max(float(each @ self._coefficients), self._least)
         # Beyond what was loaded the law itself is in doubt.
         unknown = _DEVIATIONS * math.sqrt(max(0.0, float(each @ self._covariance @ each)))
         share, amount, most = self._spread
@@ -227,9 +241,10 @@ def _trust_of(errors: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def memory_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
+def memory_law(seen: Sequence[LoadSeen], provider: str) -> LoadLaw | None:
     """Of loads with one provider; None of too few."""
-    return LoadLaw(seen, _MEMORY) if len(seen) >= LEAST_LOADS else None
+    prior = _PROCESSOR_MEMORY if provider == _PROCESSOR else _MEMORY
+    return LoadLaw(seen, prior) if len(seen) >= LEAST_LOADS else None
 
 
 def wait_of(parts: Sequence[float]) -> LoadWait:
@@ -238,6 +253,7 @@ def wait_of(parts: Sequence[float]) -> LoadWait:
     return LoadWait(Interval(float(low), float(mid), float(high)))
 
 
-def seconds_law(seen: Sequence[LoadSeen]) -> LoadLaw | None:
-    """Of loads on one device class; None of too few."""
-    return LoadLaw(seen, _SECONDS) if len(seen) >= LEAST_LOADS else None
+def seconds_law(seen: Sequence[LoadSeen], provider: str) -> LoadLaw | None:
+    """Of loads on one device class, which has this provider; None of too few."""
+    prior = _PROCESSOR_SECONDS if provider == _PROCESSOR else _SECONDS
+    return LoadLaw(seen, prior) if len(seen) >= LEAST_LOADS else None

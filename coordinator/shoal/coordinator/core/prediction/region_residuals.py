@@ -93,7 +93,7 @@ class RegionResiduals:
             (each, each.load_cpu_s if each.load_s / _MOST_WAIT <= each.load_cpu_s <= each.load_s else each.load_s)
             for each in same
         ]
-        law = _seconds_law(_seen((each.load_sizes, work_s) for each, work_s in seen))
+        law = _seconds_law(_seen((each.load_sizes, work_s) for each, work_s in seen), device_class.provider)
         return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
     def _laws_of(self, device_class: DeviceClass) -> tuple[LoadLaw | None, tuple[LoadLaw, LoadWait] | None]:
@@ -101,7 +101,8 @@ class RegionResiduals:
         provider = device_class.provider
         if provider not in self._memory_laws:
             same = [each for each in self._loads if each.device_class.provider == provider]
-            self._memory_laws[provider] = _memory_law(_seen((each.load_sizes, each.memory_bytes) for each in same))
+            seen = _seen((each.load_sizes, each.memory_bytes) for each in same)
+            self._memory_laws[provider] = _memory_law(seen, provider)
         if device_class not in self._seconds_laws:
             self._seconds_laws[device_class] = self._work_law(device_class)
         return self._memory_laws[provider], self._seconds_laws[device_class]
