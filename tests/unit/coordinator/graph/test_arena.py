@@ -89,6 +89,16 @@ def test_a_view_keeps_its_inputs_block() -> None:
     assert arena_bytes(nodes, {"y": 200 * KIB}, "y") == 400 * KIB
 
 
+def test_a_view_of_an_input_has_no_block_unless_it_is_a_result() -> None:
+    """As of a weight: the caller holds both. A result is copied."""
+    nodes = [node("Reshape", "x", to="a"), node("Identity", "a", to="b"), node("Erf", "b", to="y")]
+    assert arena_bytes(nodes, {}, "y") == 100 * KIB
+    assert arena_bytes(nodes, {}, "b", "y") == 200 * KIB
+    # What the caller holds is not written to.
+    relu = node("Relu", "b", to="r")
+    assert arena_bytes([*nodes, relu, node("Add", "r", "y", to="z")], {}, "z") == 200 * KIB
+
+
 def test_an_output_that_nothing_reads_takes_nothing_and_results_stay() -> None:
     nodes = [helper.make_node("Split", ["x"], ["a", "unread"]), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
     assert arena_bytes(nodes, {}, "y") == 200 * KIB

@@ -107,13 +107,15 @@ class Arena:
 
 class RunMemory:
     """The arena during one run. A tensor has a block from the node that makes it to the last one that reads it; results
-    keep theirs. A view, what a kernel computes in place, and what it absorbs share the block of their input."""
+    keep theirs. A view, what a kernel computes in place, and what it absorbs share the block of their input. What the
+    caller holds, inputs and weights, has no block, nor has a view of it that is no result."""
 
     def __init__(self, nodes: Sequence[NodeProto], results: Iterable[str]) -> None:
         self._arena = Arena()
+        self._results = frozenset(results)
         # By tensor: nodes that are still to read it, and one more for a result.
         self._readers = Counter(name for node in nodes for name in set(input_names(node)))
-        self._readers.update(results)
+        self._readers.update(self._results)
         # By tensor: its block.
         self._blocks = dict[str, int]()
         # By tensor with a block of its own: bytes.
@@ -131,6 +133,8 @@ class RunMemory:
         for number, (name, size) in enumerate(made):
             if self._readers[name] == 0:
                 continue  # the runtime makes no output that nothing reads
+            if not number and _is_view(node) and node.input[0] not in self._blocks and name not in self._results:
+                continue
             block = None if number else self._shared_block(node, size, is_absorbed=is_absorbed)
             self._blocks[name] = block = self._arena.allocate(size) if block is None else block
             self._sizes[name] = size
@@ -144,8 +148,8 @@ class RunMemory:
 
     def _shared_block(self, node: NodeProto, size: int, *, is_absorbed: bool) -> int | None:
         """That of an input which the node's first output shares."""
-        if not domain_of(node) and node.op_type in VIEWS:
-            return self._blocks.get(node.input[0]) if node.input else None
+        if _is_view(node):
+            return self._blocks.get(node.input[0])
         if not is_absorbed and (domain_of(node) or node.op_type not in _IN_PLACE):
             return None
         for name in node.input:
@@ -162,3 +166,7 @@ class RunMemory:
         if self._holders[block] == 0:
             del self._holders[block]
             self._arena.free(block)
+
+
+def _is_view(node: NodeProto) -> bool:
+    return not domain_of(node) and node.op_type in VIEWS and bool(node.input)
