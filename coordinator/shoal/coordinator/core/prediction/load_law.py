@@ -39,8 +39,8 @@ class LoadSizes(NamedTuple):
     # Bytes of the rest of the file, and a third of what is copied beside the usual (`ModelProfile.copied_bytes`): of
     # each byte of a file there are three copies at the peak.
     other_bytes: float
-    # Of a run with as many requests as run together, what goes beyond the memory that a load has freed by then; in a
-    # record of an older version the peak of live tensors.
+    # Of a run with as many requests as run together, what goes beyond the memory that a load has freed by then; of an
+    # older profile, and in a record of an older version, the peak of live tensors.
     activation_bytes: float
     # Nodes of the graph.
     nodes: float
@@ -108,8 +108,9 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
         each.weight_bytes for each in profile.kernels if each.kind in ("conv", "pointwise", "grouped", "depthwise")
     )
     convolved = min(convolved, float(profile.weight_bytes))
-    # What a load holds only until it ends: the file, and half of the further copies. A run uses that memory again.
-    freed = profile.size_bytes + profile.copied_bytes / 2
+    # What a load holds only until it ends: the file, and half of the further copies. A run uses that memory again. The
+    # live tensors of an older profile are less than a run takes already.
+    freed = profile.size_bytes + profile.copied_bytes / 2 if profile.run_bytes else 0.0
     return LoadSizes(
         session=1.0,
         convolutions=float(convolved > 0),
