@@ -174,6 +174,37 @@ def test_a_function_is_counted_at_every_call_with_its_attributes() -> None:
     assert profile.confident
 
 
+def nodes_of_fewer_results() -> dict[str, ModelProto]:
+    """Nodes with two outputs, of whose bodies one returns fewer."""
+    x, y, flag, count = tensor("x", [4]), tensor("y", None), tensor("flag", [], BOOL), tensor("count", [], INT64)
+    branch = graph([helper.make_node("Relu", ["x"], ["r"])], [], [tensor("r", None)])
+    body = graph(
+        [helper.make_node("Identity", ["on"], ["goes_on"]), helper.make_node("Relu", ["state"], ["next"])],
+        [tensor("trip", [], INT64), tensor("on", [], BOOL), tensor("state", [4])],
+        [tensor("goes_on", [], BOOL), tensor("next", [4])],
+    )
+    function = helper.make_function(
+        "own", "Own", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], [helper.make_opsetid("", 18)]
+    )  # fmt: skip
+    nodes = {
+        "If": helper.make_node("If", ["flag"], ["s", "t"], then_branch=branch, else_branch=branch),
+        "Loop": helper.make_node("Loop", ["count", "flag", "x"], ["s", "t"], body=body),
+        "function": helper.make_node("Own", ["x"], ["s", "t"], domain="own"),
+    }
+    after = helper.make_node("Add", ["s", "t"], ["y"])
+    return {
+        kind: model([each, after], [x, flag, count], [y], domains={"own": 1}, functions=[function])
+        for kind, each in nodes.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["If", "Loop", "function"])
+def test_a_node_with_more_outputs_than_its_body_returns_has_a_profile(kind: str) -> None:
+    profile = profile_model(nodes_of_fewer_results()[kind])
+    assert "Relu" in profile.operators
+    assert not profile.confident
+
+
 def test_shapes_computed_from_shapes_are_followed() -> None:
     """Reshape to [batch, rest / 2, 2] by Shape, Gather, Div, Concat, as exporters write it."""
     made = model(

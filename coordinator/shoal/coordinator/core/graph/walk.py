@@ -175,7 +175,8 @@ def _run(
         tally.merge(ran.tally)
         peak = max(peak, live + ran.peak_bytes)
         if memory is not None:
-            made = [(name, scope[name].nbytes or 0) for name in node.output if name and not scope[name].constant]
+            values = [(name, scope.get(name, UNKNOWN)) for name in node.output if name]  # a body may return fewer
+            made = [(name, value.nbytes or 0) for name, value in values if not value.constant]
             memory.run(node, made, ran.peak_bytes, is_absorbed=index in absorbed)
         for name in ends.get(index, ()):
             live -= sizes.pop(name, 0)
