@@ -224,3 +224,7 @@ def test_only_energy_that_nothing_counted_has_the_range_of_processors() -> None:
     counted, profiled, estimated = (ends(each) for each in EnergySource)
     assert counted == profiled
     assert estimated == pytest.approx((0.47 * counted[0], 1.79 * counted[1]))
+    served = replace(served_stats(1, 0.01), energy_source=EnergySource.PROFILE)
+    both = ends(EnergySource.PROFILE, served)
+    assert ends(EnergySource.MEASURED, served) == both, "both were counted, though not alike"
+    assert ends(EnergySource.ESTIMATED, served) == pytest.approx((0.47 * both[0], 1.79 * both[1]))

@@ -42,7 +42,7 @@ from shoal.policies.resolve import RTT_LABEL, node_rtt_s
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Measured, Served
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import Device, Node, Rest
+from shoal.types.device import Device, EnergySource, Node, Rest
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
 from shoal.types.units import (
@@ -428,9 +428,10 @@ class Scope:
         return total + busy * max(0.0, active_w - idle_w)
 
     def faults(
-        self, option: Option, intent: Intent, require: Requirements, limits: Limits
+        self, option: Option, intent: Intent, require: Requirements, limits: Limits, *, is_running: bool = False
     ) -> tuple[PlacementFault, ...]:
-        """Every constraint that `option` violates, except those that depend on what else is placed."""
+        """Every constraint that `option` violates, except those that depend on what else is placed. is_running: see
+        `figure_faults`."""
         return tuple(
             fault
             for found in (
@@ -442,7 +443,7 @@ class Scope:
                 self._shapes_fault(option, intent),
                 *self._device_faults(option, require),
                 self._poisoning_fault(option, intent),
-                *self.figure_faults(option, intent, require, limits),
+                *self.figure_faults(option, intent, require, limits, is_running=is_running),
             )
             if (fault := found) is not None
         )
@@ -631,9 +632,13 @@ class Scope:
             yield PlacementFault(Constraint.CAPABILITY, Refusal(Code.CAPABILITY_STALE, found, asked), give)
 
     def figure_faults(
-        self, option: Option, intent: Intent, require: Requirements, limits: Limits
+        self, option: Option, intent: Intent, require: Requirements, limits: Limits, *, is_running: bool = False
     ) -> Iterator[PlacementFault]:
-        """Violations of bounds on figures that fluctuate: latency, cost, energy, carbon, power."""
+        """Violations of bounds on figures that fluctuate: latency, cost, energy, carbon, power.
+
+        is_running: a replica serves there. Of estimated energy the middle counts then, since the upper end is what
+        other processors draw, and no measurement of this one would bring it down.
+        """
         if option.prediction is None:
             return
         replicas = require.replicas
@@ -648,6 +653,7 @@ class Scope:
                     found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}"
                 refusal = Refusal(Code.SLO_UNREACHABLE, found, f"p95 of at most {show_quantity(bound, DURATION)}")
                 yield PlacementFault(Constraint.LATENCY, refusal, _raise_bound("latency_p95_s", high, bound))
+        joules, is_estimated = option.prediction.joules, option.prediction.energy_source is EnergySource.ESTIMATED
         figures = (
             (Constraint.COST, Code.COST_OVER, "cost", limits.cost, option.cost, show_usd_per_hour, replicas),
             (
@@ -655,7 +661,7 @@ class Scope:
                 Code.ENERGY_OVER,
                 "energy",
                 limits.energy,
-                option.prediction.joules.high,
+                joules.mid if is_running and is_estimated else joules.high,
                 show_joules,
                 1,
             ),

@@ -543,7 +543,7 @@ class Solver:
     def _may_stay(self, replica: CurrentReplica, require: Requirements, limits: Limits) -> bool:
         """Whether a replica still fits after its documents changed. Everything is checked again except the node's
         state, because the replica is nothing new there."""
-        found = self.scope.faults(replica.option, self.intent, require, limits)
+        found = self.scope.faults(replica.option, self.intent, require, limits, is_running=True)
         return all(fault.constraint is Constraint.NODE for fault in found)
 
     def _is_better(self, best: Option, replica: CurrentReplica, require: Requirements) -> bool:

@@ -1,6 +1,7 @@
 """Latency, memory, load time and energy of a model on a device, with intervals (docs/guides/prediction.md)."""
 
 import math
+from collections.abc import Set
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, demand_of
 from shoal.coordinator.core.prediction.load_law import LoadEstimate
@@ -92,7 +93,7 @@ def _from_roofline(
         memory_bytes=load.memory_bytes,
         load_s=_not_below(transfer_s, load.load_s),
         transfer_s=transfer_s,
-        joules=_energy(_scale(latency, rates.active_w), rates.energy_source),
+        joules=_energy(_scale(latency, rates.active_w), {rates.energy_source}),
         energy_source=rates.energy_source,
         basis=factors.basis,
     )
@@ -132,7 +133,6 @@ def _from_measurement(
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
     memory = measured.memory_bytes + profile.memory_of_run * (batch - 1)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
-    source = sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED
     return Prediction(
         latency_p50_s=_within(p50, half),
         latency_p95_s=_within(max(p95, p50), half),
@@ -140,8 +140,8 @@ def _from_measurement(
         load_s=_within(measured.load_s, max(spread, 0.5)),
         # Faster than its link: then the link is another than it says, or not all weights pass it.
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
-        joules=_energy(_within(joules, half), source),
-        energy_source=source,
+        joules=_energy(_within(joules, half), sources),
+        energy_source=next(iter(sources)) if len(sources) == 1 else EnergySource.ESTIMATED,
         basis=Basis.HERE,
     )
 
@@ -161,9 +161,9 @@ def _not_below(least: float, interval: Interval) -> Interval:
     return interval if math.isnan(least) else interval._replace(low=min(max(interval.low, least), interval.mid))
 
 
-def _energy(joules: Interval, source: EnergySource) -> Interval:
-    """Wider where nothing counted it: then the device's power is that of the median processor."""
-    if source is not EnergySource.ESTIMATED:
+def _energy(joules: Interval, sources: Set[EnergySource]) -> Interval:
+    """Wider where nothing counted a part of it: then the device's power is that of the median processor."""
+    if EnergySource.ESTIMATED not in sources:
         return joules
     low, high = ESTIMATED_RANGE
     return Interval(joules.low * low, joules.mid, joules.high * high)

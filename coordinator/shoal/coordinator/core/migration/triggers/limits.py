@@ -1,7 +1,8 @@
 """Moves replicas off a place that no longer keeps the policy's bounds: latency, cost, energy, carbon, the node's power.
 
 As for a placement candidate, the upper end of measurement and prediction counts: a bound that may be missed is at
-risk. If no place fits, the relaxation steps of the policy are tried in order.
+risk. Of estimated energy the middle counts (`Scope.figure_faults`). If no place fits, the relaxation steps of the
+policy are tried in order.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def _proposal_for(view: TriggerView, replica: MovableReplica, fault: PlacementFa
 def _first_fault(
     view: TriggerView, replica: MovableReplica, require: Requirements, limits: Limits
 ) -> PlacementFault | None:
-    found = view.scope.figure_faults(replica.live_option, replica.intent, require, limits)
+    found = view.scope.figure_faults(replica.live_option, replica.intent, require, limits, is_running=True)
     return min(found, key=lambda fault: fault.constraint, default=None)
 
 
