@@ -21,15 +21,20 @@ from shoal.client import Context, Contexts, RegionClient, client_files
 from shoal.devstack import broker, etcd, layout
 from shoal.devstack.bootstrap import Say, federate, wait
 from shoal.devstack.layout import StackLayout, StackMember, StackOptions
-from shoal.devstack.process_supervisor import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
+from shoal.devstack.process_supervisor import (
+    READY_WITHIN_S,
+    SOCKET,
+    STOP_WITHIN_S,
+    emulated_state_file,
+    last_line,
+    program_path,
+)
 from shoal.devstack.scale import Rate, time_scale
 from shoal.host.unix_sockets import socket_address
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 CONTEXT: Final = "dev"
-LOGS: Final = "logs"
-"""Folder of the logs of all members."""
 NODES_READY_WITHIN_S: Final = 90.0
 
 
@@ -83,14 +88,27 @@ class Control:
 
     def _discard(self, before: frozenset[Path]) -> None:
         """Delete what a first start that failed has made, but for its logs: nobody has applied anything to it, and the
-        next one may be asked for something else. before: what was in the folder."""
-        for path in frozenset(self.folder.iterdir()) - before:
-            if path.name == LOGS or path.suffix == ".log":
-                continue
-            if path.is_dir():
+        next one may be asked for something else. before: what was in the folder, which stays."""
+        try:
+            stack = layout.load(self.folder)
+        except ShoalError:
+            return  # it made nothing but logs
+        for path in {self.folder / name for name in self._names_of(stack)} - before:
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
+
+    def _names_of(self, stack: StackLayout) -> Iterator[str]:
+        """What the stack makes in its folder, but for its logs. The folder may hold other files: --data-dir may be any
+        folder, and others may write there meanwhile."""
+        yield from (layout.FILE, SOCKET, etcd.FILES)
+        for name in stack.regions:
+            yield self._client_folder(stack, name).name
+        for member in stack.members:
+            yield from (member.name, emulated_state_file(self.folder, member).name)
+        for member in (*stack.federation, *stack.coordinators):
+            yield layout.ca_folder(self.folder, stack.replicas(member)).name
 
     @contextmanager
     def _exclusive_lock(self) -> Iterator[None]:

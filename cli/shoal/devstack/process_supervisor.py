@@ -272,7 +272,7 @@ class ProcessSupervisor:
                 "--wake-scale",
                 f"{stack.wake_scale:g}",
                 "--emulate-condition",
-                str(self._emulated_state_file(member)),
+                str(emulated_state_file(self._folder, member)),
             ]
         return command
 
@@ -345,12 +345,9 @@ class ProcessSupervisor:
         await self._send_link_faults()
         return pids
 
-    def _emulated_state_file(self, member: StackMember) -> Path:
-        return self._folder / f"{member.name}.condition.json"
-
     def _write_emulated_state(self, member: StackMember) -> None:
         """Replace the file atomically: the agent may read it at any moment."""
-        path = self._emulated_state_file(member)
+        path = emulated_state_file(self._folder, member)
         said = {
             key: value
             for verb, each in EMULATED_STATES.items()
@@ -493,6 +490,11 @@ class ProcessSupervisor:
 
 def _dial_addresses(stack: StackLayout, members: Sequence[StackMember], use: str) -> str:
     return ",".join(stack.dial_address(member.addresses[use]) for member in members)
+
+
+def emulated_state_file(folder: Path, member: StackMember) -> Path:
+    """Tells an agent in which state its emulated device is."""
+    return folder / f"{member.name}.condition.json"
 
 
 def program_path(name: str) -> list[str]:

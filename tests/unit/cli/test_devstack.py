@@ -59,6 +59,56 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
     assert left == {"mine", "logs", "supervisor.log", "up.lock"}, "the next one may be asked for something else"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        layout.StackOptions(agents=1, link="mqtt"),
+        layout.StackOptions(agents=1, regions=2, federation=2, store=layout.ETCD, coordinators=2),
+    ],
+    ids=["mqtt", "etcd"],
+)
+def test_a_first_start_that_failed_deletes_what_it_made_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: layout.StackOptions
+) -> None:
+    """Others write to the folder before and meanwhile, where it is the folder that the user works in."""
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+    (control.folder / "gateway").mkdir(parents=True)
+    (control.folder / "client").symlink_to(tmp_path)
+    made = {"coordinator", "broker", "plain-cpu", "plain-cpu.condition.json"}
+    if asked.store == layout.ETCD:
+        made = {"coordinator-2", "home-shared", "federation-shared", "home-2-coordinator", "home-2-client", "etcd"}
+
+    def fail(*_: object) -> None:
+        names = layout.port_names(asked)
+        layout.save(control.folder, layout.compose(asked, dict.fromkeys(names, 1000)))
+        for name in made:
+            (control.folder / name).mkdir()
+        (control.folder / "shops").mkdir()
+        (control.folder / "shops" / "mine.yaml").write_text("the user's, and not in any other place")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "_start", fail)
+    with pytest.raises(KeyboardInterrupt):
+        control.up(asked, lambda text: None)
+    assert {path.name for path in control.folder.iterdir()} == {"gateway", "client", "shops", "up.lock"}
+    assert [path.name for path in (control.folder / "shops").iterdir()] == ["mine.yaml"]
+
+
+def test_a_start_that_failed_before_it_made_anything_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+
+    def fail(*_: object) -> None:
+        (control.folder / "gateway").mkdir()  # not by the stack, which has no layout yet
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "_start", fail)
+    with pytest.raises(KeyboardInterrupt):
+        control.up(layout.StackOptions(agents=1), lambda text: None)
+    assert {path.name for path in control.folder.iterdir()} == {"gateway", "up.lock"}
+
+
 def stopped_stack(folder: Path, contexts: Contexts) -> Control:
     """A stack that ran there once."""
     asked = layout.StackOptions(agents=2)
