@@ -346,7 +346,10 @@ def _members(asked: StackOptions) -> tuple[StackMember, ...]:
 
 
 def _group_members(groups: Sequence[AgentGroup], region: str, room: int) -> Iterator[StackMember]:
-    """room: how many more agents there may be."""
+    """room: how many more agents there may be. Each group has a name of its own, by which `_groups_of` finds it."""
+    for name, uses in Counter(group.name for group in groups).items():
+        if uses > 1:
+            raise refuse(Code.FIELD_INVALID, f"{uses} fleets called {name}", "names of their own", "rename one fleet")
     total = sum(group.count for group in groups)
     if total > room or not all(group.count for group in groups):
         asked = ", ".join(f"{group.count} of {group.name}" for group in groups)

@@ -5,6 +5,7 @@ import fcntl
 import shutil
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -392,12 +393,15 @@ def test_a_fleet_is_agents_of_one_kind_each_in_a_site_of_its_own() -> None:
         (("shop=0",), "a fleet of 0 of shop"),
         (("shop=60", "depot=4"), "a fleet of 60 of shop, 4 of depot"),
         (("Shop=2",), "fleet 'Shop'"),
-        (("shop=2", "shop=2:nvidia-l4"), "2 parts called shop-1"),
+        (("shop=2", "shop=2:nvidia-l4"), "2 fleets called shop"),
+        (("shop=2", "shop=12"), "2 fleets called shop"),  # shop-1 and shop-01: no two agents of one name
+        (("coordinator=2", "home=1"), "2 parts called coordinator-1"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused(fleets: tuple[str, ...], found: str) -> None:
+    asked = layout.StackOptions(agents=1, store=layout.ETCD, coordinators=2)
     with pytest.raises(ShoalError) as refused:
-        layout.port_names(layout.StackOptions(agents=1, groups=tuple(map(layout.AgentGroup.parse, fleets))))
+        layout.port_names(replace(asked, groups=tuple(map(layout.AgentGroup.parse, fleets))))
     assert refused.value.refusal.found == found
     assert "fleet" in refused.value.refusal.remedy
 
