@@ -1,7 +1,8 @@
 """Files for plan and apply: read, checked offline, with their local models found and pushed by digest."""
 
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -46,6 +47,8 @@ class Bundle:
     keys: tuple[FileDocumentKey, ...] = ()
     # The file of each key, as `documents` names it.
     files: tuple[str, ...] = ()
+    # Policy and tenant that each key's document names; empty for kinds other than Workload.
+    references: tuple[tuple[FileDocumentKey, ...], ...] = ()
 
     @property
     def workloads(self) -> tuple[tuple[str, str], ...]:
@@ -80,21 +83,61 @@ def read(paths: Sequence[str]) -> Bundle:
     documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in sent)
     keys = tuple(_key(document) for document in loaded.documents)
     origins = tuple(document.source for document in loaded.documents)
-    return Bundle(documents, tuple(loaded.problems), sources, samples, keys, origins)
+    references = tuple(_references(document) for document in loaded.documents)
+    return Bundle(documents, tuple(loaded.problems), sources, samples, keys, origins, references)
 
 
 def waves(bundle: Bundle, share: float) -> tuple[Bundle, ...]:
-    """The files of the bundle in the order in which `apply --wave` takes them: one with a workload and all without any,
-    then `share` of those with a workload at once."""
-    own = {name: tuple(key for key, file in zip(bundle.keys, bundle.files, strict=True) if file == name)
-           for name in dict.fromkeys(bundle.files)}  # fmt: skip
-    loaded = [each for each in bundle.documents if any(key.kind == "Workload" for key in own.get(each.name, ()))]
-    others = [each for each in bundle.documents if each not in loaded]
-    size = max(1, int(share * len(loaded)))
-    groups = [others + loaded[:1], *(loaded[at : at + size] for at in range(1, len(loaded), size))]
-    return tuple(
-        replace(bundle, documents=tuple(group), keys=tuple(key for each in group for key in own.get(each.name, ())))
-        for group in groups
+    """The files of the bundle in the order in which `apply --wave` takes them: one with a workload alone, then `share`
+    of those at once. A file without a workload goes with the first that uses it, or else with the first of all."""
+    parts = _parts(bundle)
+    unused = {each.name for each in bundle.documents}.difference(*parts)
+    size = max(1, int(share * len(parts)))
+    groups = [
+        unused.union(*parts[:1]),
+        *(set[str]().union(*parts[at : at + size]) for at in range(1, len(parts), size)),
+    ]
+    return tuple(_restricted(bundle, group) for group in groups)
+
+
+def _parts(bundle: Bundle) -> list[set[str]]:
+    """Sets of files, in an order in which the region can take one set after another: each has a file with a workload,
+    and what that needs and no earlier set has. Otherwise as the files are in order."""
+    file_of = dict(zip(bundle.keys, bundle.files, strict=True))
+    needs = defaultdict[str, set[str]](set)
+    for file, references in zip(bundle.files, bundle.references, strict=True):
+        needs[file].update(file_of[key] for key in references if key in file_of)
+    loaded = dict.fromkeys(file for key, file in file_of.items() if key.kind == "Workload")
+    closures = {file: _closure(needs, file) for file in loaded}
+    parts, taken = list[set[str]](), set[str]()
+    for file in loaded:
+        # What another needs has no larger closure; an equal one where both need each other, which go together.
+        for each in sorted(closures[file] & loaded.keys(), key=lambda name: (len(closures[name]), name)):
+            if each not in taken:
+                parts.append(closures[each] - taken)
+                taken |= closures[each]
+    return parts
+
+
+def _closure(needs: Mapping[str, Set[str]], file: str) -> set[str]:
+    """The file, those that it needs, those that they need, and so on."""
+    found, ahead = {file}, [file]
+    while ahead:
+        fresh = needs.get(ahead.pop(), frozenset[str]()) - found
+        found |= fresh
+        ahead += fresh
+    return found
+
+
+def _restricted(bundle: Bundle, names: Set[str]) -> Bundle:
+    """Those files of the bundle alone."""
+    kept = [at for at, file in enumerate(bundle.files) if file in names]
+    return replace(
+        bundle,
+        documents=tuple(each for each in bundle.documents if each.name in names),
+        keys=tuple(bundle.keys[at] for at in kept),
+        files=tuple(bundle.files[at] for at in kept),
+        references=tuple(bundle.references[at] for at in kept),
     )
 
 
@@ -150,6 +193,13 @@ def _key(document: Loaded) -> FileDocumentKey:
         metadata = document.value.metadata
         return FileDocumentKey(document.kind, metadata.name, metadata.tenant)
     return FileDocumentKey(document.kind, document.name)
+
+
+def _references(document: Loaded) -> tuple[FileDocumentKey, ...]:
+    if not isinstance(document.value, Workload):
+        return ()
+    tenant, policy = document.value.metadata.tenant, document.value.spec.policy
+    return (FileDocumentKey("Tenant", tenant), *([FileDocumentKey("Policy", policy)] if policy is not None else []))
 
 
 def _is_path(source: str) -> bool:

@@ -1,15 +1,19 @@
 """`shoal apply --wave`: files a wave at a time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from harness.cluster.stack import documents, policy, workload
 from shoal.cli.commands import apply as module
-from shoal.cli.documents import read, waves
+from shoal.cli.documents import Bundle, FileDocumentKey, read, waves
 from shoal.cli.main import shoal
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
@@ -47,20 +51,91 @@ def test_files_without_a_workload_are_one_wave(tmp_path: Path) -> None:
     assert [stem(each) for each in only.documents] == ["shared"]
 
 
+def files_of(parts: Sequence[Bundle]) -> list[list[str]]:
+    return [[stem(each) for each in part.documents] for part in parts]
+
+
+def write_all(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def tenant(name: str) -> str:
+    return f"apiVersion: shoal/v1\nkind: Tenant\nmetadata: {{name: {name}}}\n"
+
+
+def test_a_file_of_policies_goes_with_the_first_that_uses_it(tmp_path: Path) -> None:
+    """Not before: all workloads of a changed policy change at once."""
+    energy = "  optimize: {energy: 1.0}\n"
+    write_all(tmp_path, {f"a-policy-{n}": policy(f"shop-{n}", energy) for n in range(1, 4)})
+    write_all(tmp_path, {f"shop-{n}": workload(f"shop-{n}", "labels", f"shop-{n}") for n in range(1, 3)})
+    write_all(tmp_path, {"shop-3": workload("shop-3", "labels", "shop-3", "north"), "z-tenant": tenant("north")})
+    write_all(tmp_path, {"unused": policy("unused", energy)})
+    assert files_of(waves(read([str(tmp_path)]), 0.1)) == [
+        ["a-policy-1", "shop-1", "unused"],
+        ["a-policy-2", "shop-2"],
+        ["a-policy-3", "shop-3", "z-tenant"],
+    ]
+
+
+def test_a_file_that_another_needs_goes_before_it(tmp_path: Path) -> None:
+    """A chain in the order of names: each uses the policy of the next, and `own` is by itself."""
+    energy = "  optimize: {energy: 1.0}\n"
+    for name, uses in (("a", "b"), ("b", "c"), ("c", "c"), ("own", "own")):
+        text = documents(policy(name, energy), workload(name, "labels", uses))
+        write_all(tmp_path, {name: text})
+    assert files_of(waves(read([str(tmp_path)]), 0.1)) == [["c"], ["b"], ["a"], ["own"]]
+
+
+def test_files_that_need_each_other_go_together(tmp_path: Path) -> None:
+    energy = "  optimize: {energy: 1.0}\n"
+    for name, uses in (("a", "b"), ("b", "a"), ("c", "a")):
+        write_all(tmp_path, {name: documents(policy(name, energy), workload(name, "labels", uses))})
+    found = waves(read([str(tmp_path)]), 0.1)
+    assert files_of(found) == [["a", "b"], ["c"]]
+    assert [part.workloads for part in found] == [(("default", "a"), ("default", "b")), (("default", "c"),)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_wave_needs_what_a_later_one_sends(tmp_path: Path, seed: int) -> None:
+    """Whichever files have the policies. Each file is sent once."""
+    chance = np.random.default_rng(seed)
+    names = [f"f{number:02d}" for number in range(12)]
+    texts = dict[str, list[str]]()
+    for name in names:
+        texts.setdefault(str(chance.choice(names)), []).append(policy(name, "  optimize: {energy: 1.0}\n"))
+        if chance.random() < 0.8:
+            texts.setdefault(str(chance.choice(names)), []).append(workload(name, "labels", str(chance.choice(names))))
+    write_all(tmp_path, {name: documents(*parts) for name, parts in texts.items()})
+    found = waves(read([str(tmp_path)]), float(chance.choice([0.0, 0.3, 1.0])))
+    known = set[FileDocumentKey]()
+    for part in found:
+        known |= set(part.keys)
+        assert {key for keys in part.references for key in keys if key.kind == "Policy"} <= known
+    assert sorted(name for part in files_of(found) for name in part) == sorted(texts)
+
+
 class WavingRegion:
     """A region in which everything applied is ready, but for one workload that never is."""
 
-    def __init__(self, broken: str = "") -> None:
+    def __init__(self, broken: str = "", problem: str = "") -> None:
+        """problem: of what is found in a plan."""
         self.applied = list[list[str]]()
+        self.planned = list[list[str]]()
         self.broken = broken
+        self._problem = problem
 
     def models(self) -> list[artifacts_pb2.Model]:
         return []
 
-    def apply(
-        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str], plan_hash: str
-    ) -> operator_pb2.ApplyReply:
-        assert (dict(digests), plan_hash) == ({}, "")
+    def plan(self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]) -> operator_pb2.PlanReply:
+        assert dict(digests) == {}
+        self.planned.append([stem(each) for each in documents])
+        refusal = nouns_pb2.Refusal(code="POLICY_UNKNOWN", found=self._problem)
+        return operator_pb2.PlanReply(problems=[operator_pb2.Problem(refusal=refusal)] if self._problem else [])
+
+    def apply(self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]) -> operator_pb2.ApplyReply:
+        assert dict(digests) == {}
         self.applied.append([stem(each) for each in documents])
         return operator_pb2.ApplyReply(revision=len(self.applied))
 
@@ -98,6 +173,30 @@ def test_no_wave_follows_one_that_failed(monkeypatch: pytest.MonkeyPatch, shops:
     assert isinstance(done.exception, ShoalError), done.output
     assert done.exception.code is Code.DEADLINE_EXCEEDED
     assert region.applied == [["shared", "shop-01"], ["shop-02"], ["shop-03"]]
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_nothing_is_applied_if_one_of_all_files_is_refused(
+    monkeypatch: pytest.MonkeyPatch, shops: Path, output: str
+) -> None:
+    region = WavingRegion(problem="policy that nobody has")
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "10%", "-o", output)
+    assert done.exit_code == 255
+    assert "policy that nobody has" in done.output
+    assert (len(region.planned), region.applied) == (1, [])
+    assert len(region.planned[0]) == SHOPS + 1, "of all files at once"
+
+
+@pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+@pytest.mark.parametrize(("broken", "applied"), [("", 3), ("shop-03", 2)], ids=["ready", "failed in the second"])
+def test_waves_print_one_list(
+    monkeypatch: pytest.MonkeyPatch, shops: Path, output: str, parse: Callable[[str], Any], broken: str, applied: int
+) -> None:
+    """Of what was applied, also where a wave failed."""
+    region = WavingRegion(broken)
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%", "--timeout", "0.1", "-o", output)
+    assert (done.exit_code == 0) is (not broken)
+    assert [int(each["revision"]) for each in parse(done.stdout)] == list(range(1, applied + 1))
 
 
 @pytest.mark.parametrize("words", [("--plan", "0123456789abcdef"), ("--dry-run",)])

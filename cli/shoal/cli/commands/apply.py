@@ -1,11 +1,11 @@
 """`shoal apply`: apply documents and wait until they are in effect."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import click
 
-from shoal.cli.documents import push_sources, read, waves
+from shoal.cli.documents import Bundle, push_sources, read, waves
 from shoal.cli.options import SHARE, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import QUEUED, refusal_of
@@ -51,7 +51,8 @@ Key = tuple[str, str]
     type=SHARE,
     metavar="SHARE",
     help="FILES in waves of this share of those with a workload, as 10%; the first is one alone. The next begins when "
-    "the workloads of the last are ready, and none does after a failure. --timeout holds for each.",
+    "the workloads of the last are ready, and none does after a failure. A file without a workload goes with the first "
+    "that uses it; a changed policy changes all its workloads then. --timeout holds for each.",
 )
 @connection
 @output
@@ -78,15 +79,35 @@ def apply(
                 say(f"- {kind} {f'{owner}/' if owner else ''}{name}, which is not in these files")
             raise click.exceptions.Exit(255 if plan.problems else 1 if plan.changes or left else 0)
         digests = push_sources(api, bundle)
-        parts = [bundle] if wave is None else waves(bundle, wave)
-        for number, part in enumerate(parts, 1):
-            if wave is not None:
-                say(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
-            reply = api.apply(part.documents, digests, plan_hash)
-            report_apply(api, reply, plan_hash, part.workloads, wait or wave is not None, timeout_s, output)
+        if wave is not None:
+            apply_in_waves(api, bundle, digests, wave, timeout_s, output)
+        else:
+            reply = api.apply(bundle.documents, digests, plan_hash)
+            report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)
         for kind, name, owner in surplus(api, bundle.workloads) if prune else ():
             api.delete(kind, name, owner)
             say(f"deleted {kind} {name}, which is not in these files")
+
+
+def apply_in_waves(
+    api: RegionClient, bundle: Bundle, digests: Mapping[str, str], share: float, timeout_s: float, output: str
+) -> None:
+    """Apply a wave of files at a time, and wait for each. Nothing is applied if any file of all has a problem. JSON and
+    YAML are one list, of the outcome of each wave that began. Raises what `report_apply` does."""
+    plan = api.plan(bundle.documents, digests)
+    if plan.problems:
+        report_plan(plan, output)
+        raise click.exceptions.Exit(255)
+    parts = waves(bundle, share)
+    replies = list[operator_pb2.ApplyReply]()
+    try:
+        for number, part in enumerate(parts, 1):
+            progress(output)(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
+            replies.append(api.apply(part.documents, digests))
+            _finish_apply(api, replies[-1], "", part.workloads, True, timeout_s, output)
+    finally:
+        if replies and output in ("json", "yaml"):
+            emit([as_data(reply) for reply in replies], output)
 
 
 def surplus(api: RegionClient, keep: Iterable[Key]) -> list[tuple[str, str, str]]:
@@ -110,7 +131,15 @@ def report_apply(
     | DEADLINE_EXCEEDED), or with the code of a permanent failure."""
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
-    else:
+    _finish_apply(api, reply, plan_hash, workloads, wait, timeout_s, output)
+
+
+def _finish_apply(
+    api: RegionClient, reply: operator_pb2.ApplyReply, plan_hash: str, workloads: Iterable[Key], wait: bool,
+    timeout_s: float, output: str,
+) -> None:  # fmt: skip
+    """As `report_apply`, which has printed JSON and YAML."""
+    if output not in ("json", "yaml"):
         show_plan(reply.plan, wide=output == "wide")  # or its problems
     if reply.problems:
         raise click.exceptions.Exit(255)
