@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import pytest
@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
-from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement import explain
-from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
-from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures
-from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.solve import Level, Solver
-from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_placement
+from shoal.coordinator.core.workloads.decide import decide, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.types.assignment import Subscriptions
@@ -344,71 +341,3 @@ def test_what_no_device_can_take_is_told_apart_by_models_that_are_here() -> None
     region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
     region.run(10)
     assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1"}
-
-
-def test_one_turn_prepares_a_part_and_a_search_the_rest() -> None:
-    """Each turn looks at a few devices; the region may change between two."""
-    region = region_of(24)
-    region.intents = (intent("w", tenant="shop", where='node.labels.rank in ["6", "7", "8"]'),)
-    region.run(20)
-    world, columns = region.world(), DeviceColumns(audited_per_search=30)
-    scope = Scope(inputs_of(world, NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)))
-    columns.update(scope.inputs, scope.inputs.measured, ())
-    asked, residuals = region.intents[0], scope.inputs.residuals
-    whole = columns.copy().figures(scope, asked, asked.require, asked.limits)
-    turns = 0
-    while columns.prepare(asked, residuals, 10):
-        turns += 1
-        columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
-        assert not columns.refuted, "what nobody looked at is not wrong"
-        search = columns.copy()
-        search.mark("n7")
-        fleet = Fleet({name: each for name, each in scope.inputs.fleet.nodes.items() if name != "n7"})
-        search.update(replace(scope.inputs, fleet=fleet), scope.inputs.measured, ())
-        found = search.figures(Scope(replace(scope.inputs, fleet=fleet)), asked, asked.require, asked.limits)
-        left = [at for at, slot in enumerate(columns._slots) if slot is not None and slot.node != "n7"]
-        assert_same(found, [each.of_rows(np.array(left)) for each in whole], left)
-    assert turns > len(columns) // 10, "ten devices a turn"
-    assert not columns._asked, "nobody asked yet"
-    rows = [*range(len(columns._slots))]
-    assert_same(columns.figures(scope, asked, asked.require, asked.limits), whole, rows)
-
-
-def assert_same(found: Sequence[ModelFigures], wanted: Sequence[ModelFigures], rows: Sequence[int]) -> None:
-    """rows: those of `found` that are the rows of `wanted`."""
-    for one, other in zip(found, wanted, strict=True):
-        left = one.of_rows(np.array(rows))
-        assert left.model == other.model
-        for name in ModelFigures._fields[1:]:
-            assert np.array_equal(getattr(left, name)[other.feasible], getattr(other, name)[other.feasible])
-        assert np.array_equal(left.feasible, other.feasible)
-
-
-def test_what_a_search_needs_is_there_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    region, built = region_of(NODES), list[str]()
-    region.intents = tuple(intent(f"w{at}", tenant="shop", where='node.labels.rank != "0"') for at in range(3))
-    region.run(20)
-    now, wall = Elapsed(region.now), Wall(START + region.now)
-    region.kept.forget()
-    world = region.world()
-    decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
-    region.kept.adopt(world, NO_MIGRATIONS, decision, now)
-    assert decision.is_whole
-    region.memory = decision.memory
-    for _ in range(len(region.intents) + 1):
-        region.kept.prepare(decision.memory)
-    fill = DeviceColumns._fill_kinds
-
-    def count(self: DeviceColumns, *given: Any) -> int:
-        built.append("figures")
-        return fill(self, *given)
-
-    monkeypatch.setattr(DeviceColumns, "_fill_kinds", count)
-    assert not region.kept.columns._touched
-    region.intents = (*region.intents, intent("late", tenant="zoo", where='node.labels.rank != "0"'))
-    world = replace(region.world(), profiles=world.profiles)
-    found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
-    assert len(found.plan.workloads) == 1
-    assert not built
-    whole = decide(world, NO_MIGRATIONS, now, wall)
-    assert found.plan.of(WorkloadKey("zoo", "late")) == whole.plan.of(WorkloadKey("zoo", "late"))
