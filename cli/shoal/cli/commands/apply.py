@@ -104,7 +104,7 @@ def apply_in_waves(
         for number, part in enumerate(parts, 1):
             progress(output)(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
             replies.append(api.apply(part.documents, digests))
-            _finish_apply(api, replies[-1], "", part.workloads, True, timeout_s, output)
+            _report_reply(api, replies[-1], "", part.workloads, True, timeout_s, output)
     finally:
         if replies and output in ("json", "yaml"):
             emit([as_data(reply) for reply in replies], output)
@@ -131,10 +131,10 @@ def report_apply(
     | DEADLINE_EXCEEDED), or with the code of a permanent failure."""
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
-    _finish_apply(api, reply, plan_hash, workloads, wait, timeout_s, output)
+    _report_reply(api, reply, plan_hash, workloads, wait, timeout_s, output)
 
 
-def _finish_apply(
+def _report_reply(
     api: RegionClient, reply: operator_pb2.ApplyReply, plan_hash: str, workloads: Iterable[Key], wait: bool,
     timeout_s: float, output: str,
 ) -> None:  # fmt: skip
