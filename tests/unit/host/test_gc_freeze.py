@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.wait import until
-from shoal.host import gc_freeze
+from shoal.host import gc_freeze, memory
 
 
 class Node:
@@ -104,7 +104,7 @@ async def test_garbage_among_what_is_excluded_is_freed_once_it_holds_much_and_af
         counted += 1
         return resident
 
-    monkeypatch.setattr(gc_freeze.memory, "resident_bytes", count)
+    monkeypatch.setattr(memory, "resident_bytes", count)
     whole_every = 50 if reason == "an hour" else 10**9
     kept = [Node()]
     garbage = weakref.ref(kept[0])
@@ -126,7 +126,7 @@ async def test_garbage_among_what_is_excluded_is_freed_once_it_holds_much_and_af
 
 
 async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc_freeze.memory, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
     gc_freeze.freeze()
     collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001, count_every=1))
     try:
