@@ -4,7 +4,7 @@ A look is what `can-move` computes. It never runs in the region's step, and a mo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -132,7 +132,7 @@ class QueuedMovesController:
             Elapsed(now + WAIT_S), document=self._revision_of(key),
         )  # fmt: skip
         told = f"from {place.where} to {aim.where}: waits, {refusal}"
-        return self._transition({queued.id: queued}, queued, LogEvent("MIGRATION_QUEUED", queued.id, told, actor))
+        return self._transition(queued, LogEvent("MIGRATION_QUEUED", queued.id, told, actor))
 
     def _source(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:
         """The replica that would move if it could: one that is not there already, where there is one."""
@@ -324,11 +324,10 @@ class QueuedMovesController:
     def _end(self, queued: QueuedMove, why: Refusal, actor: str) -> Transition[RegionWrites, Migration | QueuedMove]:
         after = replace(queued, ended=why, ended_at=self._clock.wall())
         told = f"aborted, {queued.waiting_time(self._clock.now())}: {why}"
-        return self._transition({queued.id: after}, after, LogEvent("MIGRATION_ABORTED", queued.id, told, actor))
+        return self._transition(after, LogEvent("MIGRATION_ABORTED", queued.id, told, actor))
 
-    def _transition(
-        self, changed: Mapping[str, QueuedMove], result: QueuedMove, event: LogEvent
-    ) -> Transition[RegionWrites, Migration | QueuedMove]:
+    def _transition(self, result: QueuedMove, event: LogEvent) -> Transition[RegionWrites, Migration | QueuedMove]:
+        changed = {result.id: result}
         written = self._queue.writes(changed)
         event = replace(event, node=result.source.node, workload=result.workload)
 
