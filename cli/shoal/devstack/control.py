@@ -64,7 +64,8 @@ class Control:
         free_ports: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         """free_ports: returns that many free ports; by default any."""
-        self.folder = folder or layout.default_folder()
+        # Absolute, because contexts name files in it, and are read from elsewhere.
+        self.folder = (folder or layout.default_folder()).absolute()
         self._contexts = contexts or Contexts()
         self._free_ports = free_ports or _free_ports
 

@@ -430,3 +430,9 @@ def test_agents_that_did_not_start_yet_are_as_fast_as_the_first_of_their_kind() 
     region = cast(RegionClient, MeasuredRegion(rates))
     found = sorted((rate.flops, rate.is_emulated) for rate in _rates_of({layout.REGION: region}, stack))
     assert found == [(1e11, False), (2e11, True), (2e11, True), (2e11, True), (3e11, True), (4e11, True)]
+
+
+def test_a_folder_from_here_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts name files in it."""
+    monkeypatch.chdir(tmp_path)
+    assert Control(Path("fleet")).folder == tmp_path / "fleet"
