@@ -5,7 +5,7 @@ import gc
 import sys
 import threading
 import time
-import traceback
+from types import FrameType
 from typing import Any, Final
 
 from _dashboard.figures import LoopHold
@@ -78,5 +78,15 @@ class HoldMonitor:
         while not self._is_over.wait(LOOK_S):
             held = time.clock_gettime(self._clock) - self._used
             if held >= HELD_S and (frame := sys._current_frames().get(self._main)) is not None:
-                stack = traceback.extract_stack(frame)[-FRAMES:]
-                self._seen = held, " < ".join(f"{each.name}:{each.lineno}" for each in reversed(stack))
+                self._seen = held, where(frame)
+
+
+def where(frame: FrameType) -> str:
+    """`frame` and its callers. Reads no source: each file read gives the interpreter up, and a loop that is held gives
+    it back only after a switch interval."""
+    named: list[str] = []
+    at: FrameType | None = frame
+    while at is not None and len(named) < FRAMES:
+        named.append(f"{at.f_code.co_name}:{at.f_lineno}")
+        at = at.f_back
+    return " < ".join(named)
