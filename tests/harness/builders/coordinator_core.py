@@ -536,10 +536,9 @@ class CoreRegion:
             remembered, world = self.memory, self.world()
             before = self._assignments()
             advanced = advance(world, self.migrations, now, wall)
-            self._check_kept(world, advanced, now, wall)
-            self.decision, self.desired, self.memory = (
-                advanced.decision, advanced.decision.desired, advanced.decision.memory
-            )  # fmt: skip
+            # As a coordinator does: what columns keep depends on the very objects that they were made from.
+            memory = self._check_kept(world, advanced, now, wall)
+            self.decision, self.desired, self.memory = advanced.decision, advanced.decision.desired, memory
             self.events += advanced.decision.events
             self.migrations |= advanced.changed
             self._send()
@@ -567,8 +566,8 @@ class CoreRegion:
         assert violations == (), violations
         return decision
 
-    def _check_kept(self, world: RegionState, whole: AdvanceResult, now: Elapsed, wall: Wall) -> None:
-        """A decision about what changed is the one about everything, and starts the same moves."""
+    def _check_kept(self, world: RegionState, whole: AdvanceResult, now: Elapsed, wall: Wall) -> ReconcilerMemory:
+        """A decision about what changed is the one about everything, and starts the same moves. Returns its memory."""
         effects = migration_effects(world, self.migrations, now)
         planned = next_placement(world, effects, now, wall, self.kept)
         assert planned.plan(False).hash == place(inputs_of(world, effects, now, wall), explain=False).hash
@@ -580,6 +579,7 @@ class CoreRegion:
         self.kept.adopt(world, migration_effects(world, self.migrations, now), part.decision, now)
         self.kept.learn(part.decision.memory)
         self.decided_about.append(len(part.decision.plan.workloads))
+        return part.decision.memory
 
     def _decided_fleet(self) -> Fleet:
         """Each node as of its last change that may change a decision."""

@@ -1,6 +1,6 @@
 """A step decides about what changed, and comes to what a decision about everything comes to: after every event."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.coordinator_core import DIGEST, SMALL, START, CoreRegion, device, intent, node
+from harness.builders.coordinator_core import DIGEST, MIB, SMALL, START, CoreRegion, device, intent, node, profile
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.migration.advance import migration_effects
+from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.placement import explain
+from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.coordinator.core.workloads.decide import decide, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
@@ -147,6 +150,38 @@ def move(region: CoreRegion, chance: Choices) -> None:
         region.migrate("", chance.choice(free).workload.name, steps=MigrationRule().steps)
 
 
+def block(region: CoreRegion, chance: Choices) -> None:
+    """A move ends where it aimed: that place takes no replica of its workload for a while."""
+    names = {one.workload.name for each in region.desired.values() for one in each.assignments if not one.draining}
+    if names:
+        name = chance.choice(sorted(names))
+        end_move(region, name, f"n{chance.randrange(NODES)}", "cpu0")
+
+
+def end_move(region: CoreRegion, name: str, node: str, at: str) -> None:
+    """A move of the workload's first replica to this device has just failed."""
+    migration = region.migrate(f"{node}/{at}", name)
+    begun = region.migrations[migration]
+    target = replace(begun.source, assignment=f"a-{migration}", node=node, device=at)
+    ended = AbortedState(Refusal(Code.GUARD_TRIPPED), Elapsed(region.now))
+    region.migrations[migration] = replace(begun, target=target, state=ended)
+
+
+def slow_down(region: CoreRegion, chance: Choices) -> None:
+    """The region learns otherwise from the next warm-ups there."""
+    region.agents[chance.choice(sorted(region.agents))].p50_s = chance.choice((0.005, 0.02, 0.08))
+
+
+def push_or_remove(region: CoreRegion, chance: Choices) -> None:
+    """A model that nothing uses is removed, or a model is pushed again."""
+    digest = chance.choice((DIGEST, SMALL))
+    held = {one.model for each in region.desired.values() for one in each.assignments}
+    used = held | {model.digest for each in region.intents for model in each.models}
+    others = {key: each for key, each in region.profiles.items() if key != digest}
+    pushed = profile() if digest == DIGEST else profile(SMALL, size=3 * MIB, precision="int8")
+    region.profiles = others if digest not in used and chance.random() < 0.7 else {**others, digest: pushed}
+
+
 def subscribe(region: CoreRegion, chance: Choices) -> None:
     agent = region.agents[f"n{chance.randrange(3)}"]
     known = {each.key for each in region.intents} | {WorkloadKey("zoo", "none")}
@@ -155,8 +190,7 @@ def subscribe(region: CoreRegion, chance: Choices) -> None:
 
 EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
     *(add, add, add, remove, silence, fail, crash, stop_front, change_quota, cordon, fill_memory, draw_power, move),
-    relabel,
-    *(subscribe, subscribe),
+    *(relabel, block, block, slow_down, push_or_remove, subscribe, subscribe),
 )
 
 
@@ -341,3 +375,43 @@ def test_what_no_device_can_take_is_told_apart_by_models_that_are_here() -> None
     region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
     region.run(10)
     assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1"}
+
+
+def test_what_columns_learn_beside_a_block_holds_for_those_that_are_not_blocked() -> None:
+    """Figures are of a request, whoever asks; a place may be blocked for one workload of those that ask the same."""
+    region = region_of(NODES)
+    region.intents = (intent("w", tenant="shop"),)
+    region.run(10)
+    held = next(name for name, content in region.desired.items() if content.assignments)
+    free = next(f"n{at}" for at in range(NODES) if f"n{at}" != held)
+    end_move(region, "w", free, "cpu0")
+    assert {(key.name, trial.node) for key, trial in blocked_in(region)} == {("w", free)}
+    other = intent("other", tenant="zoo", models=(ModelRef("small.onnx", SMALL, ""),))
+    region.intents = (*region.intents, other)
+    before = region.memory.residuals
+    region.run(10)
+    assert region.memory.residuals is not before, "the region learnt something"
+    for each in {*region.fleet.nodes} - {free}:
+        region.fleet = region.fleet.with_node(replace(region.fleet.nodes[each], cordoned=True))
+    region.intents = (*region.intents, intent("like", tenant="bank"))
+    region.run(10)
+    assert {one.workload.name for one in region.desired[free].assignments} >= {"like"}
+
+
+def blocked_in(region: CoreRegion) -> Mapping[tuple[WorkloadKey, Trial], Refusal]:
+    return migration_effects(region.world(), region.migrations, Elapsed(region.now)).blocked
+
+
+def test_columns_learn_nothing_about_a_model_that_was_removed() -> None:
+    region = region_of(NODES)
+    region.intents = (intent("w", tenant="shop"),)
+    region.run(10)
+    region.intents = ()
+    region.run(10)
+    assert not any(content.assignments for content in region.desired.values())
+    region.profiles = {SMALL: region.profiles[SMALL]}
+    region.intents = (intent("v", tenant="shop", models=(ModelRef("small.onnx", SMALL, ""),)),)
+    before = region.memory.residuals
+    region.run(10)
+    assert region.memory.residuals is not before, "the region learnt something"
+    assert {one.workload.name for each in region.desired.values() for one in each.assignments} == {"v"}

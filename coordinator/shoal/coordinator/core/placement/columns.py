@@ -396,9 +396,11 @@ class DeviceColumns:
         """Judges by other residuals what was asked last, so that the next such request need not wait."""
         if self._inputs is None or self._is_all_marked:
             return
-        scope = Scope(replace(self._inputs, residuals=residuals))
+        scope = _scope_of_requests(self._inputs, residuals)
         for request in [*self._asked]:
-            if (table := self._tables.get(request)) is not None:
+            table = self._tables.get(request)
+            # A model may have been removed since it was asked for.
+            if table is not None and all(each.digest in scope.inputs.profiles for each in request.models):
                 self._judged(scope, *table.asked, request.models)
 
     def touch(self, nodes: Iterable[str]) -> None:
@@ -707,6 +709,12 @@ def is_uniform(scope: Scope, intent: Intent, require: Requirements, limits: Limi
         and not any(key == intent.key for key, _ in scope.inputs.blocked)
         and (not require.where or all(map(_is_in_column, Expression.compile(require.where).variables)))
     )
+
+
+def _scope_of_requests(inputs: Inputs, residuals: Map[Trial, Residual]) -> Scope:
+    """To judge requests while nobody asks. Places are blocked for one workload, but figures serve all that ask the
+    same: also this one once nothing is blocked for it any more. Meanwhile it is not uniform, and does not use them."""
+    return Scope(replace(inputs, residuals=residuals, blocked={}))
 
 
 def _is_in_column(variable: str) -> bool:
