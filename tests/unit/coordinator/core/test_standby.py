@@ -216,6 +216,18 @@ def test_it_is_unloaded_when_staged_is_enough_and_loaded_when_not() -> None:
     assert region.desired["b"].assignments[0].id == spare.id
 
 
+def test_a_replica_on_a_cordoned_node_does_not_become_the_standby_for_one_step() -> None:
+    """`CoreRegion.step` decides again and compares: a node that takes nothing new keeps no standby."""
+    region = three()
+    region.intents = (intent(replicas=2, spread=Spread.NODE),)
+    region.run(10)
+    assert serving_nodes(region, "c") == ["a", "b"]
+    region.fleet = region.fleet.with_node(replace(region.fleet.nodes["a"], cordoned=True))
+    region.intents = (standby_intent(),)
+    region.run(10)
+    assert (serving_nodes(region, "c"), spare_of(region, "c")) == (["b"], ["c"])
+
+
 def test_the_one_that_comes_back_stands_by() -> None:
     region = three()
     region.intents = (standby_intent(),)

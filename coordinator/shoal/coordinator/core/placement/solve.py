@@ -497,7 +497,9 @@ class Solver:
         none.
         """
         capped = self._is_capped(picks)
-        apart = [each for each in left if not capped and is_on_other_node(each.option, picks)]
+        # One on a cordoned node would not count as a standby in the next step (`replicas_of`).
+        able_to_stand_by = [each for each in left if not each.option.state.cordoned]
+        apart = [each for each in able_to_stand_by if not capped and is_on_other_node(each.option, picks)]
         stays = [each for each in apart if self._still_meets(each, require)]
         stays.sort(
             key=lambda each: (not each.ready, not each.assignment.standby)
