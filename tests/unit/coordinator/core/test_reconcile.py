@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node, require
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory, memory_writes
@@ -14,8 +16,9 @@ from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import ReconcilerMemory
-from shoal.types.assignment import Batching
+from shoal.types.assignment import Batching, Phase
 from shoal.types.codes import Code
+from shoal.types.device import Role
 from shoal.types.tolerance import default
 from shoal.types.units import Seconds
 from shoal.types.workload import ModelRef, Quota, Spread, Standby, WorkloadKey
@@ -169,6 +172,59 @@ def test_suspect_is_replaced_at_once_and_stays_assigned_until_lost() -> None:
     assert nodes(region) == ["a", "b"]
     region.run(8)
     assert nodes(region) == ["b"]
+
+
+def fall_silent(replicas: int) -> CoreRegion:
+    """Three agents and a gateway that the coordinator hears no more, for longer than any may be silent; all go on."""
+    region = CoreRegion(node("a"), node("b"), node("c"), node("gw", role=Role.GATEWAY))
+    region.intents = (intent(replicas=replicas, spread=Spread.NODE),)
+    region.run(10)
+    for agent in region.agents.values():
+        agent.heard = False
+    region.run(5)
+    assert not {state.liveness for state in region.fleet.nodes.values()} - {Liveness.SUSPECT}
+    return region
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("silent_s", [0.0, 8.0])
+def test_a_front_that_is_heard_first_again_keeps_its_routes(replicas: int, silent_s: float) -> None:
+    """The replicas answer it: what was cut off is the coordinator. It says so only once they are heard, too."""
+    region = fall_silent(replicas)
+    region.run(silent_s)
+    serving = {held for held, _ in region.replicas().values()}
+    region.agents["gw"].heard = True
+    region.run(1)
+    assert {*region.routed_nodes("gw")} == serving
+    first = min(serving)
+    region.agents[first].heard = True
+    region.run(1)
+    assert region.routed_nodes("gw") == [first], "where one is heard, routes avoid the others"
+
+
+def test_replicas_that_two_silent_nodes_held_stay_in_routes_and_one_alone_does_not() -> None:
+    region = CoreRegion(node("a"), node("b"), node("c"), node("d"), node("gw", role=Role.GATEWAY))
+    both = intent("both", replicas=2, spread=Spread.NODE, where='node.name in ["a", "b"]')
+    region.intents = (both, intent("alone", where='node.name == "a"'))
+    region.run(10)
+    for name in ("a", "b"):
+        region.agents[name].heard = False
+    region.run(5)
+    assert region.fleet.mass_silence is None
+    assert region.routed_nodes("gw", "both") == ["a", "b"]
+    assert region.routed_nodes("gw", "alone") == []
+    assert "both" in {name.split("/")[-1] for name in region.memory.without_ready}, "nobody is known to answer"
+
+
+def test_a_front_never_learns_of_a_replica_that_did_not_serve_before_the_silence() -> None:
+    region = fall_silent(2)
+    for name in ("a", "b", "c"):
+        state = region.fleet.nodes[name]
+        loading = {key: replace(one, phase=Phase.LOADING) for key, one in state.observed.items()}
+        region.fleet = region.fleet.with_node(replace(state, observed=loading))
+    region.agents["gw"].heard = True
+    region.run(1)
+    assert region.routed_nodes("gw") == []
 
 
 def test_back_in_time_the_healthy_one_stays_and_the_half_loaded_one_is_dropped() -> None:

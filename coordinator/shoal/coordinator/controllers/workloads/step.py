@@ -255,9 +255,9 @@ class WorkloadsController:
             self.adopt(self.catalog)
 
     def endpoints(self, key: WorkloadKey) -> int:
-        """Number of this region's replicas in the workload's routes."""
+        """Number of this region's replicas in the workload's routes, on nodes that answer."""
         table = self._memory.tables.get(str(key))
-        return local_replica_count(table.endpoints) if table is not None else 0
+        return local_replica_count(table.endpoints, self._fleet.fleet) if table is not None else 0
 
     def hosts(self, key: WorkloadKey) -> frozenset[str]:
         """Nodes that have replicas of a guest workload, by the last step."""

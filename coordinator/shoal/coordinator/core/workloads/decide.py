@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from immutables import Map
 
-from shoal.coordinator.core.fleet.state import LivenessTiming
+from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
 from shoal.coordinator.core.placement.allocations import NOTHING_STANDS, StandingReplicas
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan
@@ -54,6 +54,7 @@ from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.coordinator.core.workloads.replacements import MovesUnderWay
 from shoal.coordinator.core.workloads.routes import (
     RoutesBefore,
+    answering,
     is_gateway,
     local_replica_count,
     locally_served,
@@ -138,7 +139,11 @@ def decide(
     tables_now = _with_tables(memory.tables, own_tables, part)
     lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
     short = _since(memory.short, lacking, now)
-    dark = {str(each.workload) for each in plan.workloads if not own_tables[str(each.workload)].endpoints}
+    dark = {
+        str(each.workload)
+        for each in plan.workloads
+        if not answering(own_tables[str(each.workload)].endpoints, world.fleet)
+    }
     assigned = _with_kept_assignments(world, part, outcome.desired, kept)
     marks = _with_marks(memory.marks, own_marks, outcome.marks, part)
     after = replace(
@@ -154,7 +159,7 @@ def decide(
             {str(key) for key, each in delegated.items() if each.is_wanted and abroad.get(key, 1.0) >= 1.0},
             now,
         ),
-        back=_since(memory.back, _returned_workloads(plan, own_tables, world.delegations), now),
+        back=_since(memory.back, _returned_workloads(plan, own_tables, world.delegations, world.fleet), now),
         idle=_idle(world, kept, assigned, now),
         over_budget=over_budget(memory.over_budget, plan.budgets, now),
     )
@@ -256,7 +261,7 @@ def _inputs_of(
     """Of what a step decides about. marks: of its assignments."""
     desired = part.desired
     unserved = _unserved_delegations(world, migrations)
-    awaited = {key for key in unserved if _has_local_route(world.memory.tables.get(str(key)))}
+    awaited = {key for key in unserved if _has_local_route(world, key)}
     return Inputs(
         region=world.region,
         fleet=world.fleet,
@@ -325,8 +330,9 @@ def _unserved_delegations(world: RegionState, migrations: MigrationEffects) -> f
     )
 
 
-def _has_local_route(table: RouteTable | None) -> bool:
-    return table is not None and local_replica_count(table.endpoints) > 0
+def _has_local_route(world: RegionState, key: WorkloadKey) -> bool:
+    table = world.memory.tables.get(str(key))
+    return table is not None and local_replica_count(table.endpoints, world.fleet) > 0
 
 
 def _max_concurrent_moves(migrations: MigrationEffects, intent: Intent) -> int:
@@ -386,14 +392,19 @@ class _SettledRoutes:
 
 
 def _returned_workloads(
-    plan: PlacementPlan, tables: Mapping[str, RouteTable], delegated: Mapping[WorkloadKey, DelegatedWorkload]
+    plan: PlacementPlan,
+    tables: Mapping[str, RouteTable],
+    delegated: Mapping[WorkloadKey, DelegatedWorkload],
+    fleet: Fleet,
 ) -> set[str]:
     """Workloads that are to come back and whose local replicas are all in the routes."""
     wanted = {each.workload: each.wanted for each in plan.workloads}
     return {
         str(key)
         for key, each in delegated.items()
-        if not each.is_wanted and key in wanted and local_replica_count(tables[str(key)].endpoints) >= wanted[key] > 0
+        if not each.is_wanted
+        and key in wanted
+        and local_replica_count(tables[str(key)].endpoints, fleet) >= wanted[key] > 0
     }
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.model import AssignmentStage, DesiredContent, ReconcilerMemory, WorkloadWait
-from shoal.coordinator.core.workloads.routes import is_gateway, is_remote, is_status_current
+from shoal.coordinator.core.workloads.routes import (
+    answering,
+    is_common_silence,
+    is_gateway,
+    is_remote,
+    is_status_current,
+)
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Observed, Phase, Version
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code
@@ -199,6 +205,9 @@ def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
                 yield Violation("I7", subject, "one replica twice in a route")
             if not route.endpoints and not route.pending_code:
                 yield Violation("I5", subject, "an empty route without a reason")
+            # They may stay where nobody else serves it. Its own replicas a node without a link judges itself.
+            others = [each for each in route.endpoints if each.kind is not EndpointKind.LOCAL]
+            stays_silent = not answering(others, snapshot.fleet) and is_common_silence(snapshot.fleet, route.endpoints)
             for endpoint in route.endpoints:
                 if endpoint.kind is EndpointKind.GATEWAY:
                     yield from _check_leads_out(snapshot, subject, name, route.workload, endpoint)
@@ -213,6 +222,12 @@ def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.state}, not as it was assigned")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
+                if (
+                    stays_silent
+                    and endpoint.node in snapshot.fleet.nodes
+                    and not answering((endpoint,), snapshot.fleet)
+                ):
+                    continue
                 # A node without a link judges its own replicas itself.
                 if endpoint.node != name or is_status_current(snapshot.fleet.nodes.get(name)):
                     yield from _check_answers(snapshot, subject, endpoint.node, endpoint.assignment)

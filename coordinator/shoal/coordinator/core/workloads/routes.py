@@ -32,7 +32,8 @@ def tables(
 
     A node without a full report since this coordinator (or its session) started keeps its last routes, so that a
     restart of the coordinator changes no route. So does a node whose link to the coordinator is lost, for any length
-    of time, because the senders notice whether it answers. The gateways of the region to which a workload is
+    of time, because the senders notice whether it answers. So do silent nodes that fell silent together
+    (`is_common_silence`) where nobody else serves the workload. The gateways of the region to which a workload is
     `delegated` count as replicas; only this region's own gateways lead there, and they are judged like its nodes. A
     standby is listed as such. shares: by assignment, for replicas that move: the share of one replica's requests
     that each takes; with a share of 0 it is not listed. A replica that takes no requests now but may have sessions
@@ -42,6 +43,7 @@ def tables(
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     keeping = dict[WorkloadKey, list[Endpoint]]()
+    silent = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
     stateful = {one.workload for held in desired.values() for one in held if one.session}
     for node in sorted(desired):
@@ -49,11 +51,12 @@ def tables(
         for assignment in sorted(desired[node], key=lambda each: each.id):
             known = before.get(str(assignment.workload))
             share = shares.get(assignment.id, 1.0)
-            if share > 0 and state is not None and _serves(state, assignment, known):
+            is_listed = share > 0 and state is not None and _serves(state, assignment, known)
+            if state is not None and (is_listed or (share > 0 and _served_before_silence(state, assignment, known))):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.data_address, share, _state_of(assignment)
                 )
-                endpoints.setdefault(assignment.workload, []).append(endpoint)
+                (endpoints if is_listed else silent).setdefault(assignment.workload, []).append(endpoint)
             elif assignment.session and state is not None and _may_keep_sessions(state, assignment, known):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.data_address, 0.0, EndpointState.READY
@@ -64,8 +67,10 @@ def tables(
     for each in plan.workloads:
         name = str(each.workload)
         old = before.get(name)
-        home = tuple(sorted(endpoints.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
-        away = delegated.get(each.workload)
+        away, serving = delegated.get(each.workload), endpoints.get(each.workload, [])
+        if not serving and away is None and is_common_silence(fleet, silent.get(each.workload, ())):
+            serving = silent[each.workload]
+        home = tuple(sorted(serving, key=lambda endpoint: endpoint.assignment))
         found, through = home, tuple[Endpoint, ...]()
         if away is not None:
             found, through = _split_traffic(
@@ -198,9 +203,26 @@ def is_remote(endpoint: Endpoint) -> bool:
     return bool(endpoint.region)
 
 
-def local_replica_count(endpoints: Iterable[Endpoint]) -> int:
-    """Number of local replicas that take requests."""
-    return sum(not is_remote(each) and each.state is EndpointState.READY for each in endpoints)
+def local_replica_count(endpoints: Iterable[Endpoint], fleet: Fleet) -> int:
+    """Number of local replicas that take requests, on nodes that answer."""
+    return sum(not is_remote(each) and each.state is EndpointState.READY for each in answering(endpoints, fleet))
+
+
+def answering(endpoints: Iterable[Endpoint], fleet: Fleet) -> tuple[Endpoint, ...]:
+    """Without those that are listed although their node is silent."""
+    return tuple(each for each in endpoints if is_remote(each) or not _is_silent(fleet.nodes.get(each.node)))
+
+
+def is_common_silence(fleet: Fleet, silent: Iterable[Endpoint]) -> bool:
+    """Whether the nodes of these replicas probably fell silent for one reason, such as the coordinator's own link:
+    there are at least two, or they are part of a mass silence.
+
+    While nobody else serves their workload, they stay in its routes. The front that hears the coordinator first again
+    would otherwise refuse what they answer, and each front notices by itself where nothing answers.
+    """
+    nodes = {each.node for each in silent}
+    together = set() if fleet.mass_silence is None else set(fleet.mass_silence.nodes)
+    return len(nodes) > 1 or (bool(nodes) and nodes <= together)
 
 
 def is_status_current(state: NodeState | None) -> bool:
@@ -283,10 +305,26 @@ def _may_keep_sessions(state: NodeState, assignment: Assignment, known: RouteTab
 
 def _is_reachable(state: NodeState, *, listed: bool) -> bool:
     """listed: it was routed to before, which decides for a node whose status is not current."""
-    silent = state.liveness in (Liveness.SUSPECT, Liveness.LOST)
-    if state.revoked or (silent and not state.link_lost):
+    if state.revoked or _is_silent(state):
         return False
     return state.front_ready if is_status_current(state) else listed
+
+
+def _is_silent(state: NodeState | None) -> bool:
+    """Whether its silence says that it does not answer."""
+    if state is None:
+        return True
+    return state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.link_lost
+
+
+def _served_before_silence(state: NodeState, assignment: Assignment, known: RouteTable | None) -> bool:
+    """Whether a silent node took requests for it when it was last heard."""
+    if not _is_silent(state) or state.revoked or assignment.draining or assignment.staged:
+        return False
+    if not state.has_full_status:
+        return known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
+    observed = state.observed.get(assignment.id)
+    return state.front_ready and observed is not None and observed.phase is Phase.READY
 
 
 def _pending_reason(refused: Code | None, *, is_held: bool) -> tuple[str, str]:
