@@ -500,6 +500,8 @@ class CoreRegion:
         self.decision: Decision | None = None
         self.profiles = {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}
         self.kept = KeptDecisions()
+        self.prepared_turns = 0
+        """How often `kept` prepares something after each decision."""
         self.counts = WantedReplicas()
         self.decided_about: list[int] = []
         """Workloads that each decision was about which used what had been decided before."""
@@ -578,6 +580,8 @@ class CoreRegion:
         assert part.decision.replacements == whole.decision.replacements
         self.kept.adopt(world, migration_effects(world, self.migrations, now), part.decision, now)
         self.kept.learn(part.decision.memory)
+        for _ in range(self.prepared_turns):
+            self.kept.prepare(part.decision.memory)
         self.decided_about.append(len(part.decision.plan.workloads))
         return part.decision.memory
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pytest
@@ -10,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, MIB, SMALL, START, CoreRegion, device, intent, node, profile
-from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.advance import migration_effects
 from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.placement import explain
+from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
+from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.solve import Level, Solver
-from shoal.coordinator.core.workloads.decide import decide, next_placement
+from shoal.coordinator.core.workloads import kept
+from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.types.assignment import Subscriptions
@@ -198,7 +202,23 @@ EVENTS: tuple[Callable[[CoreRegion, Choices], None], ...] = (
 @given(st.integers(0, 2**32))
 def test_what_changed_is_decided_as_everything_would_be(seed: int) -> None:
     """`CoreRegion.step` compares both at every step, events included: no audit ever refutes what is kept."""
-    chance, region = Choices(seed), region_of(NODES)
+    follow(seed, Choices(seed), region_of(NODES))
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12))
+def test_the_same_with_columns_that_are_prepared_in_part_between_steps(seed: int, turns: int, devices: int) -> None:
+    """devices: that a turn looks at."""
+    region = region_of(NODES)
+    region.prepared_turns = turns
+    with pytest.MonkeyPatch.context() as bounds:
+        bounds.setattr(kept, "MOST_PREPARED", devices)
+        bounds.setattr(kept, "MOST_REFRESHED", 1 + devices // 4)
+        follow(seed, Choices(seed), region)
+
+
+def follow(seed: int, chance: Choices, region: CoreRegion) -> None:
+    """Events by chance, and the steps after each."""
     region.kept = KeptDecisions(audited_per_step=seed % (NODES + 2))  # that is, of all nodes at the most
     for _ in range(4):
         add(region, chance)
@@ -415,3 +435,71 @@ def test_columns_learn_nothing_about_a_model_that_was_removed() -> None:
     region.run(10)
     assert region.memory.residuals is not before, "the region learnt something"
     assert {one.workload.name for each in region.desired.values() for one in each.assignments} == {"v"}
+
+
+def test_one_turn_prepares_a_part_and_a_search_the_rest() -> None:
+    """Each turn looks at a few devices; the region may change between two."""
+    region = region_of(24)
+    region.intents = (intent("w", tenant="shop", where='node.labels.rank in ["6", "7", "8"]'),)
+    region.run(20)
+    world, columns = region.world(), DeviceColumns(audited_per_search=30)
+    scope = Scope(inputs_of(world, NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)))
+    columns.update(scope.inputs, scope.inputs.measured, ())
+    asked, residuals = region.intents[0], scope.inputs.residuals
+    whole = columns.copy().figures(scope, asked, asked.require, asked.limits)
+    turns = 0
+    while columns.prepare(asked, residuals, 10):
+        turns += 1
+        columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
+        assert not columns.refuted, "what nobody looked at is not wrong"
+        search = columns.copy()
+        search.mark("n7")
+        fleet = Fleet({name: each for name, each in scope.inputs.fleet.nodes.items() if name != "n7"})
+        search.update(replace(scope.inputs, fleet=fleet), scope.inputs.measured, ())
+        found = search.figures(Scope(replace(scope.inputs, fleet=fleet)), asked, asked.require, asked.limits)
+        left = [at for at, slot in enumerate(columns._slots) if slot is not None and slot.node != "n7"]
+        assert_same(found, [each.of_rows(np.array(left)) for each in whole], left)
+    assert turns > len(columns) // 10, "ten devices a turn"
+    assert not columns._asked, "nobody asked yet"
+    rows = [*range(len(columns._slots))]
+    assert_same(columns.figures(scope, asked, asked.require, asked.limits), whole, rows)
+
+
+def assert_same(found: Sequence[ModelFigures], wanted: Sequence[ModelFigures], rows: Sequence[int]) -> None:
+    """rows: those of `found` that are the rows of `wanted`."""
+    for one, other in zip(found, wanted, strict=True):
+        left = one.of_rows(np.array(rows))
+        assert left.model == other.model
+        for name in ModelFigures._fields[1:]:
+            assert np.array_equal(getattr(left, name)[other.feasible], getattr(other, name)[other.feasible])
+        assert np.array_equal(left.feasible, other.feasible)
+
+
+def test_what_a_search_needs_is_there_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    region, built = region_of(NODES), list[str]()
+    region.intents = tuple(intent(f"w{at}", tenant="shop", where='node.labels.rank != "0"') for at in range(3))
+    region.run(20)
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    region.kept.forget()
+    world = region.world()
+    decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    region.kept.adopt(world, NO_MIGRATIONS, decision, now)
+    assert decision.is_whole
+    region.memory = decision.memory
+    for _ in range(len(region.intents) + 1):
+        region.kept.prepare(decision.memory)
+    fill = DeviceColumns._fill_kinds
+
+    def count(self: DeviceColumns, *given: Any) -> int:
+        built.append("figures")
+        return fill(self, *given)
+
+    monkeypatch.setattr(DeviceColumns, "_fill_kinds", count)
+    assert not region.kept.columns._touched
+    region.intents = (*region.intents, intent("late", tenant="zoo", where='node.labels.rank != "0"'))
+    world = replace(region.world(), profiles=world.profiles)
+    found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    assert len(found.plan.workloads) == 1
+    assert not built
+    whole = decide(world, NO_MIGRATIONS, now, wall)
+    assert found.plan.of(WorkloadKey("zoo", "late")) == whole.plan.of(WorkloadKey("zoo", "late"))

@@ -332,6 +332,7 @@ class RegionalCoordinator:
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self.clock.now() + min(deadline, self.config.step_s))
+            self.workloads.prepare()
             replicas = ((node, one) for node, each in self.workloads.desired.items() for one in each.assignments)
             await self.queued_moves.tick()
             await self.measuring.tick(self.fleet.fleet, self.workloads.intents, replicas)

@@ -323,6 +323,11 @@ class WorkloadsController:
                 await self._sender.send(self.desired)
                 self._kept.learn(self._memory)
 
+    def prepare(self) -> None:
+        """Does a small part of what decisions would wait for. Call it between two steps, again and again."""
+        if not self.step_lock.locked():
+            self._kept.prepare(self._memory)
+
     def await_nodes(self) -> None:
         """Gives nodes RECONNECT_S to report what they run before the next decision, while the newest desired sets
         belong to an ended history.

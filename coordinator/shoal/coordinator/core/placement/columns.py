@@ -46,6 +46,10 @@ from shoal.types.workload import Intent, Limits, ModelRef, Requirements
 
 MOST_TABLES: Final = 128
 """Requests whose figures are kept, each a few figures for each kind."""
+MOST_PREPARED: Final = MOST_TABLES // 2
+"""Requests whose figures are kept before a step asked for them."""
+KIND_DEVICES: Final = 32
+"""To judge a request on one kind takes as long as to look at so many devices."""
 MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
@@ -122,9 +126,12 @@ class ModelFigures(NamedTuple):
 class _Model:
     """One model, on every device."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, devices: Iterable[int]) -> None:
+        """devices: rows that have one."""
         self.kinds: Ints = np.full(rows, NONE, dtype=np.int64)
-        """Of each row; NONE: it has no device."""
+        """Of each row; NONE: it has no device, or nobody looked yet."""
+        self.unknown = dict.fromkeys(devices)
+        """Rows that nobody looked at yet."""
         self.ids: dict[tuple[int, str], int] = {}
         """Number of a kind, by class of the device and measurement."""
         self.counts: list[int] = []
@@ -138,6 +145,7 @@ class _Model:
         found = copy(self)
         found.kinds, found.ids = self.kinds.copy(), dict(self.ids)
         found.counts, found.samples = [*self.counts], [*self.samples]
+        found.unknown = dict(self.unknown)
         return found
 
     @property
@@ -164,12 +172,18 @@ class _Model:
             self.version += not self.counts[kind]
             self.counts[kind] += 1
         self.kinds[row] = kind
+        self.unknown.pop(row, None)
 
 
 class _Selector:
     """One selector, on every device."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Iterable[int]) -> None:
+        """devices: rows that have one."""
+        self.unknown = dict.fromkeys(devices)
+        """Rows that nobody looked at yet."""
+        self.answers: dict[str, Refusal | None] = {}
+        """Meanwhile, by what the selector reads of a device."""
         self.admits: Flags = np.zeros(0, dtype=np.bool_)
         """Of which rows it is true."""
         self.refusals: list[Refusal | None] = []
@@ -178,10 +192,12 @@ class _Selector:
     def copy(self) -> "_Selector":
         found = copy(self)
         found.admits, found.refusals = self.admits.copy(), [*self.refusals]
+        found.unknown, found.answers = dict(self.unknown), dict(self.answers)
         return found
 
     def put(self, row: int, refusal: Refusal | None) -> None:
         self.admits[row], self.refusals[row] = refusal is None, refusal
+        self.unknown.pop(row, None)
 
     def grow(self, rows: int) -> None:
         self.refusals += [None] * (rows - len(self.refusals))
@@ -382,13 +398,15 @@ class DeviceColumns:
                 *(allocations.time_of(state, device), bool(allocations.occupants.get(slot))),
             )
             kinds = all(
-                each.ids.get(self._kind_key(variant, row, slot)) == each.kinds[row]
+                row in each.unknown or each.ids.get(self._kind_key(variant, row, slot)) == each.kinds[row]
                 for variant, each in self._models.items()
             )
             if found != known or not kinds:
                 return False
             selector = self._selectors.get(where)
-            if selector is not None and selector.refusals[row] != _selector_refusal(scope, where, state, device):
+            if selector is None or row in selector.unknown:
+                continue
+            if selector.refusals[row] != _selector_refusal(scope, where, state, device):
                 return False
         return True
 
@@ -402,6 +420,42 @@ class DeviceColumns:
             # A model may have been removed since it was asked for.
             if table is not None and all(each.digest in scope.inputs.profiles for each in request.models):
                 self._judged(scope, *table.asked, request.models)
+
+    def prepare(self, intent: Intent, residuals: Map[Trial, Residual], most: int) -> bool:
+        """Builds a part of what the search for a place of this workload needs. False: all of it was there, or there is
+        no room for more, or no column says it. most: devices that are looked at."""
+        if self._inputs is None or self._is_all_marked or self.refuted:
+            return False
+        scope, require = _scope_of_requests(self._inputs, residuals), intent.require
+        models = [each for each in intent.models if each.digest in self._inputs.profiles]
+        if not (models and self._rows and is_uniform(scope, intent, require, intent.limits)):
+            return False
+        request = _request(self._inputs, intent, require, intent.limits, models)
+        if request not in self._tables and len(self._tables) >= MOST_PREPARED:
+            return False
+        columns = {each.variant for each in models} - self._models.keys()
+        selectors = {require.where} - {"", *self._selectors}
+        if len(self._models) + len(columns) > MOST_COLUMNS or len(self._selectors) + len(selectors) > MOST_COLUMNS:
+            return False
+        left = most
+        if require.where:
+            left -= self._look_at_selector(scope, require.where, left)
+        for model in models:
+            left -= self._look_at_model(model.variant, left)
+        if left > 0:
+            table = self._table(request, scope, intent, require, intent.limits)
+            left -= KIND_DEVICES * self._fill_table(
+                table, scope, intent, require, intent.limits, models, left // KIND_DEVICES
+            )
+        return left < most
+
+    def refresh(self, allocations: Allocations, most: int) -> None:
+        """Takes over what is taken on some of the touched nodes, if these allocations are asked about next."""
+        if self._is_all_marked or not self._touched:
+            return
+        names = [*islice(self._touched, most)]
+        self._touched.difference_update(names)
+        self._refresh_nodes(names, allocations)
 
     def touch(self, nodes: Iterable[str]) -> None:
         """What is taken on these nodes differs in the allocations that are asked about next."""
@@ -603,7 +657,11 @@ class DeviceColumns:
         return self._states[slot.node], device
 
     def _refresh(self, allocations: Allocations) -> None:
-        for name in self._touched:
+        self._refresh_nodes(self._touched, allocations)
+        self._touched.clear()
+
+    def _refresh_nodes(self, names: Iterable[str], allocations: Allocations) -> None:
+        for name in names:
             state = self._states.get(name)
             for device in state.node.devices if state is not None else ():
                 assert state is not None
@@ -612,62 +670,92 @@ class DeviceColumns:
                 self._admissible[row] = admissible_bytes(device, state, allocations.memory_of(state, device))
                 self._booked[row] = allocations.time_of(state, device)
                 self._occupied[row] = bool(allocations.occupants.get(slot))
-        self._touched.clear()
 
     # -- what is the same for all devices of a kind ------------------------------------------------------------------
 
     def _selector(self, scope: Scope, where: str) -> "_Selector":
-        if where not in self._selectors:
-            _make_room(self._selectors, MOST_COLUMNS)
-            found, answers = _Selector(), dict[str, Refusal | None]()
-            found.grow(len(self._slots))
-            for slot, row in self._rows.items():
-                state, device = self._states[slot.node], self._devices[row]
-                assert device is not None
-                found.put(row, _selector_refusal(scope, where, state, device, answers))
-            self._selectors[where] = found
+        self._look_at_selector(scope, where)
         return self._selectors[where]
 
+    def _look_at_selector(self, scope: Scope, where: str, most: int | None = None) -> int:
+        """Adds the devices that nobody looked at yet, at most so many; None: all. Returns how many."""
+        known = self._selectors.get(where)
+        if known is None:
+            _make_room(self._selectors, MOST_COLUMNS)
+            known = self._selectors[where] = _Selector(self._rows.values())
+            known.grow(len(self._slots))
+        rows = [*islice(known.unknown, most)]
+        for row in rows:
+            if self._slots[row] is None:
+                del known.unknown[row]  # it has no device any more
+                continue
+            known.put(row, _selector_refusal(scope, where, *self._place(row), known.answers))
+        if not known.unknown:
+            known.answers = {}
+        return len(rows)
+
     def _model(self, variant: str) -> _Model:
+        self._look_at_model(variant)
+        return self._models[variant]
+
+    def _look_at_model(self, variant: str, most: int | None = None) -> int:
+        """Adds the devices that nobody looked at yet, at most so many; None: all. Returns how many."""
         known = self._models.get(variant)
         if known is None:
             _make_room(self._models, MOST_COLUMNS)
-            known = self._models[variant] = _Model(len(self._slots))
-            for slot, row in self._rows.items():
-                known.put(row, self._kind_key(variant, row, slot))
-        return known
+            known = self._models[variant] = _Model(len(self._slots), self._rows.values())
+        rows = [*islice(known.unknown, most)]
+        for row in rows:
+            slot = self._slots[row]
+            known.put(row, None if slot is None else self._kind_key(variant, row, slot))
+        return len(rows)
 
     def _judged(
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, models: Sequence[ModelRef]
     ) -> tuple[_Figures, ...]:
         """What a request finds on every kind of device, for each of its models."""
         request = _request(scope.inputs, intent, require, limits, models)
-        columns = tuple(self._model(each.variant) for each in models)
-        profiles = tuple(scope.inputs.profiles[each.digest] for each in models)
+        table = self._table(request, scope, intent, require, limits)
+        self._asked.pop(request, None)
+        _make_room(self._asked, MOST_JUDGED_ANEW)
+        self._asked[request] = None
+        self._fill_table(table, scope, intent, require, limits, models)
+        return table.figures
+
+    def _table(self, request: Request, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> _Table:
+        """What is known of a request, perhaps nothing yet."""
+        columns = tuple(self._model(each.variant) for each in request.models)
+        profiles = tuple(scope.inputs.profiles[each.digest] for each in request.models)
         known = self._tables.get(request)
         if known is None or not known.is_of(columns, profiles):
             _make_room(self._tables, MOST_TABLES)
             known = self._tables[request] = _Table(tuple(map(_Figures, columns)), profiles, (intent, require, limits))
-        self._asked.pop(request, None)
-        _make_room(self._asked, MOST_JUDGED_ANEW)
-        self._asked[request] = None
-        for model, figures in zip(models, known.figures, strict=True):
+        return known
+
+    def _fill_table(
+        self, table: _Table, scope: Scope, intent: Intent, require: Requirements, limits: Limits,
+        models: Sequence[ModelRef], most: int | None = None,
+    ) -> int:  # fmt: skip
+        """Adds the kinds that were not judged yet, at most so many; None: all. Returns how many."""
+        judged = 0
+        for model, figures in zip(models, table.figures, strict=True):
             if figures.residuals is not scope.inputs.residuals:
                 figures.forget(figures.model.unmeasured_kinds)
                 figures.residuals = scope.inputs.residuals
             if figures.version != figures.model.version:
-                self._fill_kinds(figures, scope, intent, require, limits, model)
-        return known.figures
+                left = None if most is None else most - judged
+                judged += self._fill_kinds(figures, scope, intent, require, limits, model, left)
+        return judged
 
     def _fill_kinds(
-        self, figures: _Figures, scope: Scope, intent: Intent, require: Requirements, limits: Limits, model: ModelRef
-    ) -> None:
-        """Adds the kinds that got their first device since."""
+        self, figures: _Figures, scope: Scope, intent: Intent, require: Requirements, limits: Limits, model: ModelRef,
+        most: int | None,
+    ) -> int:  # fmt: skip
+        """Adds the kinds that got their first device since, at most so many; returns how many."""
         column, anywhere = figures.model, replace(require, where="")
         figures.grow(len(column.counts))
-        for kind, count in enumerate(column.counts):
-            if not count or figures.judged[kind]:
-                continue
+        missing = [kind for kind, count in enumerate(column.counts) if count and not figures.judged[kind]]
+        for kind in missing[:most]:
             row = column.row_of(kind)
             slot, device = self._slots[row], self._devices[row]
             assert slot is not None
@@ -684,7 +772,9 @@ class DeviceColumns:
             figures.awake[kind], figures.asleep[kind] = objectives(values, intent.weights)
             figures.memory[kind] = memory_requirement(option)
             figures.busy[kind] = busy_share(scope, intent, option, require.replicas)
-        figures.version = column.version
+        if most is None or len(missing) <= most:
+            figures.version = column.version
+        return len(missing[:most])
 
 
 def _best_first(scores: Floats, order_of: Callable[[int], bytes]) -> Iterator[int]:
