@@ -247,6 +247,24 @@ def test_a_region_at_rest_decides_about_nothing_and_one_event_about_its_own() ->
     assert region.decided_about[-1] == len(held[name])
 
 
+def test_a_new_neighbour_leaves_what_serves_there_alone() -> None:
+    """Until the new one serves it is decided about in each step, and nothing else is: its neighbours' reports and what
+    is free beside them are as they were. `CoreRegion.step` compares it with a decision about everything."""
+    region = CoreRegion(node("a"), flops={"a": 1e11})
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(3))
+    region.run(20)
+    region.decided_about.clear()
+    region.intents = (*region.intents, intent("late", tenant="zoo"))
+    region.sensors["a"] = lambda each: replace(each, free_bytes=type(each.free_bytes)(each.free_bytes // 2))
+    region.run(20)
+    assert max(region.decided_about) == 1
+    assert region.decided_about[-1] == 0
+    region.agents["a"].crashing.add(region.intents[0].key)
+    region.decided_about.clear()
+    region.run(1)
+    assert region.decided_about[-1] == 1, "the one whose own report is another"
+
+
 def test_an_audit_refutes_what_is_kept_where_a_change_was_missed() -> None:
     region = region_of(NODES)
     region.kept = KeptDecisions(audited_per_step=1)

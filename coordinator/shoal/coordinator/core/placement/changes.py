@@ -36,26 +36,42 @@ def is_material(before: NodeState, after: NodeState) -> bool:
     )
 
 
+def is_same_host(before: NodeState, after: NodeState) -> bool:
+    """Whether two states of a node differ in nothing but reports of its replicas, figures of its devices, the set that
+    it holds and the routes that it asks for: in what no replica there depends on that serves, and whose own report is
+    the same."""
+    return (
+        is_same(before.node, after.node)
+        and _service(before) == _service(after)
+        and is_same(before.receipts, after.receipts)
+        and before.silent == after.silent
+        and before.readings.keys() == after.readings.keys()
+    )
+
+
 def is_same(before: object, after: object) -> bool:
     """As `==`, but an unknown figure (NaN) is the same as itself: a report repeats it."""
     return before is after or before == after or repr(before) == repr(after)
 
 
 def _situation(state: NodeState) -> tuple[object, ...]:
+    return (*_service(state), state.version, state.subscriptions)
+
+
+def _service(state: NodeState) -> tuple[object, ...]:
+    """What matters to all that serves there."""
     return (
         state.liveness,
         state.epoch,
         state.sequence == 0,
         state.connected,
         state.has_full_status,
-        state.version,
         state.front_ready,
         state.cordoned,
         state.quarantined,
         state.revoked,
         state.link_lost,
         state.protocol,
-        state.subscriptions,
     )
 
 

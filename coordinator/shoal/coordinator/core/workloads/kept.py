@@ -31,6 +31,7 @@ from shoal.coordinator.core.placement.allocations import (
     StandingReplicas,
     rank_of,
 )
+from shoal.coordinator.core.placement.changes import is_same, is_same_host
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
@@ -46,7 +47,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
 )
 from shoal.coordinator.core.workloads.schedule import depends_on_time, is_time_dependent
-from shoal.types.assignment import Assignment, Phase
+from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES
 from shoal.types.migration import Against, has_answers
 from shoal.types.units import Bytes, Elapsed, Seconds
@@ -219,7 +220,8 @@ class KeptDecisions:
         def intent_of(key: WorkloadKey) -> Intent | None:
             return asked.get(key) or (self._intents.get(key) if key not in left else None)
 
-        loose = self._to_decide(world, migrations, {*asked, *left}, changed, intent_of)
+        dependent = {key for name in changed for key in self._dependents(name, before.get(name), nodes.get(name))}
+        loose = self._to_decide(world, migrations, {*asked, *left, *dependent}, intent_of)
         intents = {key: each for key in loose if (each := intent_of(key)) is not None}
         if any(each.preempt is not Preempt.NEVER for each in intents.values()):
             return None
@@ -251,10 +253,9 @@ class KeptDecisions:
         plans = {each.workload: each for each in decision.plan.workloads}
         waiting = {each.workload for each in decision.waits}
         moving = {move.workload for move in migrations.moves}
-        tables = world.memory.tables
         for intent in part.intents:
             key = intent.key
-            if key in waiting or key in moving or decision.memory.tables.get(str(key)) is not tables.get(str(key)):
+            if key in waiting or key in moving:
                 continue
             if (found := _settle(world, decision, plans[key], intent, self._holders.get(key, ()), now)) is not None:
                 self._add(key, found)
@@ -353,7 +354,7 @@ class KeptDecisions:
         before_s = self.heartbeat_s
         replaced, come_and_gone = self._take_intents(world, most_new)
         changed, is_regrouped = self._take_nodes(world)
-        for key in self._to_decide(world, migrations, replaced, changed, self._intents.get) - self._loose:
+        for key in self._to_decide(world, migrations, replaced, self._intents.get) - self._loose:
             self._loosen(key)
         self._profiles, self._residuals = world.profiles, world.memory.residuals
         touched = {node for key in self._loose for node in self._holders.get(key, ())}
@@ -434,7 +435,7 @@ class KeptDecisions:
                 continue
             self.columns.mark(name)
             is_regrouped = is_regrouped or _entry_of(old) != _entry_of(new)
-            for key in tuple(self._on_node.get(name, ())):
+            for key in self._dependents(name, old, new):
                 self._loosen(key)
             if new is None:
                 self._sleepers.discard(name)
@@ -447,19 +448,37 @@ class KeptDecisions:
         self._states = nodes
         return changed, is_regrouped
 
+    def _dependents(self, name: str, old: NodeState | None, new: NodeState | None) -> tuple[WorkloadKey, ...]:
+        """Settled workloads on a node to which it matters that the node is another. A new neighbour and what it takes
+        of the node's devices matter to what is placed there next, not to what serves there already."""
+        found = tuple(self._on_node.get(name, ()))
+        if old is None or new is None or not is_same_host(old, new):
+            return found
+        return tuple(key for key in found if self._depends(key, name, old.observed, new.observed))
+
+    def _depends(self, key: WorkloadKey, node: str, old: Mapping[str, Observed], new: Mapping[str, Observed]) -> bool:
+        """Whether other reports of a node's replicas matter to a workload that is settled there: any of its own; of
+        others the measurements, by which one without any is predicted. One that may displace others, or that runs by a
+        `relax` step, is judged by all that there is of the node."""
+        intent = self._intents[key]
+        if intent.preempt is not Preempt.NEVER or intent.relax:
+            return True
+        return any(
+            not each.is_measured or not is_same(old.get(each.assignment.id), new.get(each.assignment.id))
+            for each in self._settled[key].replicas
+            if each.node == node
+        )
+
     def _to_decide(
         self,
         world: RegionState,
         migrations: MigrationEffects,
         keys: Iterable[WorkloadKey],
-        nodes: Iterable[str],
         intent_of: Callable[[WorkloadKey], Intent | None],
     ) -> set[WorkloadKey]:
-        """Everything that is not settled any more. keys: workloads with other documents. nodes: with another state.
-        intent_of: what a workload asks for now; None: it is deleted."""
+        """Everything that is not settled any more. keys: workloads with other documents, or that depend on a node that
+        changed. intent_of: what a workload asks for now; None: it is deleted."""
         found = {*self._loose, *keys, *(move.workload for move in migrations.moves)}
-        for name in nodes:
-            found |= self._on_node.get(name, set())
         if world.profiles is not self._profiles:
             for model, users in self._of_model.items():
                 if world.profiles.get(model) is not self._profiles.get(model):
