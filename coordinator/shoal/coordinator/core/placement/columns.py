@@ -34,10 +34,11 @@ from shoal.coordinator.core.placement.feasible import (
     node_fault,
 )
 from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, requester_of
-from shoal.coordinator.core.placement.rank import objectives, tie_break, weighed_values
+from shoal.coordinator.core.placement.rank import objectives, tie_breaks, weighed_values
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
+from shoal.types import stable_hash
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.receipt import Receipt, RuntimeSupport
@@ -279,6 +280,8 @@ class DeviceColumns:
     def _forget(self) -> None:
         self._rows: dict[Slot, int] = {}
         self._slots: list[Slot | None] = []
+        self._names: list[bytes] = []
+        """Of each slot, by `stable_hash.encoded`."""
         self._free: list[int] = []
         self._states: dict[str, NodeState] = {}
         self._devices: list[Device | None] = []
@@ -316,6 +319,7 @@ class DeviceColumns:
         found = copy(self)
         found._audited_per_search, found.refuted = 0, {*self.refuted}
         found._rows, found._slots, found._free = dict(self._rows), [*self._slots], [*self._free]
+        found._names = [*self._names]
         found._states, found._devices = dict(self._states), [*self._devices]
         found._class_ids = {key: [*each] for key, each in self._class_ids.items()}
         for name in _OF_ROWS:
@@ -506,13 +510,14 @@ class DeviceColumns:
         if not self._free:
             self._grow(max(64, 2 * len(self._slots)))
         row = self._free.pop()
-        self._rows[slot], self._slots[row] = row, slot
+        self._rows[slot], self._slots[row], self._names[row] = row, slot, stable_hash.encoded(*slot)
         return row
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self._slots)
         self._free += range(rows - 1, len(self._slots) - 1, -1)
         self._slots += [None] * more
+        self._names += [b""] * more
         self._devices += [None] * more
         for name in _OF_ROWS:
             setattr(self, name, _longer(getattr(self, name), rows))
@@ -568,10 +573,10 @@ class DeviceColumns:
             return
         models = [each.model for each in of_models]
         rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
+        variants = [stable_hash.encoded("", each.variant) for each in models]
 
-        def order_of(at: int) -> bytes:
-            slot = self._slots[at % rows]
-            return tie_break(seed, name, *(slot or ()), models[at // rows].variant)
+        def order_of(equals: Sequence[int]) -> list[bytes]:
+            return tie_breaks(seed, name, [self._names[at % rows] + variants[at // rows] for at in equals])
 
         for at in _best_first(np.concatenate(found), order_of):
             yield (models[at // rows], *self._place(at % rows))
@@ -777,14 +782,15 @@ class DeviceColumns:
         return len(missing[:most])
 
 
-def _best_first(scores: Floats, order_of: Callable[[int], bytes]) -> Iterator[int]:
-    """Indexes by ascending score, without those of infinite score. order_of: the order among equals."""
+def _best_first(scores: Floats, order_of: Callable[[Sequence[int]], Sequence[bytes]]) -> Iterator[int]:
+    """Indexes by ascending score, without those of infinite score. order_of: what equals are ordered by."""
     while (best := float(scores.min())) < np.inf:
-        equals = np.flatnonzero(scores == best)
+        equals = np.flatnonzero(scores == best).tolist()
+        order = order_of(equals)
         # Mostly the first one is taken, so the others are put in order only where it is not.
-        first = min(equals.tolist(), key=order_of)
-        yield first
-        yield from (at for at in sorted(equals.tolist(), key=order_of) if at != first)
+        first = min(zip(order, equals, strict=True))
+        yield first[1]
+        yield from (at for _, at in sorted(zip(order, equals, strict=True))[1:])
         scores[equals] = np.inf
 
 

@@ -7,7 +7,7 @@ other mean of several quantities needs scales that do (docs/decisions/0034-objec
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -128,3 +128,8 @@ def pareto(figures: Sequence[TermValues]) -> list[bool]:
 def tie_break(seed: int, *names: str) -> bytes:
     """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
     return stable_hash.digest(str(seed), *names)
+
+
+def tie_breaks(seed: int, name: str, others: Iterable[bytes]) -> list[bytes]:
+    """`tie_break` of a name with each of the others, which are names by `stable_hash.encoded`."""
+    return stable_hash.digests((str(seed), name), others)
