@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness.builders import agent_values
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.desired_sets import (
+    BLOCK,
     BLOCKS,
     DESIRED,
     FEW,
@@ -153,6 +154,23 @@ def test_what_a_node_may_forward_to_is_written_as_any_value() -> None:
     for forwarding in (Forwarding(fronts, ("*",)), Forwarding(fronts[1:], ("shop", 'a"b')), Forwarding()):
         writes = records.write(desired_set(MANY, 1, forwarding=forwarding))
         assert writes.puts["large-sets/gw/forwarding"] == codec.dump(forwarding)
+
+
+def test_routes_that_stay_are_written_as_any_value() -> None:
+    store, records = Records(), DesiredSetRecords()
+    routes = {number: route(number, 1) for number in MANY}
+    before: Version | None = None
+    for generation, number in enumerate((5, 5, 6, 30), start=1):
+        routes = routes | {number: route(number, generation + 1)}
+        one = desired_set(MANY, generation, routes)
+        writes = records.write(one, before, {key_of(number)} if before is not None else None)
+        store.commit(writes)
+        before = one.version
+        place = {key_of(each): routes[each] for each in MANY}
+        for key, text in writes.puts.items():
+            if BLOCK in key:
+                found = codec.load(RouteBlock, text).routes
+                assert text == codec.dump(RouteBlock(tuple(place[each.workload] for each in found)))
 
 
 def test_records_are_deleted_once() -> None:

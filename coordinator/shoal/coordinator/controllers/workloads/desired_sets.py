@@ -91,10 +91,15 @@ class DesiredSetRecords:
         """By node: the last set that was to be written, and the records of a large set that there are with it."""
         self._fronts: dict[str, tuple[Front, bytes]] = {}
         """By name: what was written of a front that forwards nothing. A gateway's set lists all nodes that serve."""
+        self._joined: tuple[tuple[Front, ...], bytes] = (), b""
+        """The fronts that were written last, and their text: all gateways list the same ones."""
+        self._routes: dict[str, dict[int, dict[int, tuple[Route, bytes]]]] = {}
+        """By node and number of a block: what was written of its routes, by their identity. It takes a few hundred
+        bytes a route; to write a block of 500 anew takes milliseconds of the region's loop."""
 
     def load(self, sets: Iterable[StoreRecord], parts: Iterable[StoreRecord]) -> dict[str, DesiredSet]:
         """All sets, by node. sets, parts: records below DESIRED and LARGE. Raises ShoalError(STATE_CORRUPT)."""
-        self._written, self._stored, self._last = {}, {}, {}
+        self._written, self._stored, self._last, self._routes = {}, {}, {}, {}
         found = {each.key.removeprefix(DESIRED): codec.load(DesiredSet, each.value) for each in sets}
         versions, forwardings = dict[str, Version](), dict[str, Forwarding | None]()
         blocks = dict[str, dict[int, tuple[Route, ...]]]()
@@ -134,6 +139,7 @@ class DesiredSetRecords:
         if node in self._last and self._last[node][0] == before:
             self._stored[node] = self._last[node][1]  # what was to be deleted with that version is deleted
         if len(desired.routes) <= FEW or desired.routes_on_demand:
+            self._routes.pop(node, None)
             parts = self.parts(node)
             if parts:
                 self._last[node] = desired.version, set()
@@ -158,10 +164,12 @@ class DesiredSetRecords:
         is_known = touched is not None and known.forwarding == desired.forwarding
         if desired.forwarding is not None and not is_known:
             puts[key + FORWARDING] = self._forwarding_text(desired.forwarding)
-        start = 0
+        start, texts = 0, self._routes.get(node, {})
+        self._routes[node] = {number: texts[number] for number in known.numbers if number in texts}
         for number, keys in zip(known.numbers, known.blocks, strict=True):
             if touched is None or number in touched:
-                puts[f"{key}{BLOCK}{number}"] = codec.dump(RouteBlock(desired.routes[start : start + len(keys)]))
+                routes = desired.routes[start : start + len(keys)]
+                puts[f"{key}{BLOCK}{number}"] = self._block_text(node, number, routes)
             start += len(keys)
         known.version, known.forwarding = desired.version, desired.forwarding
         self._written[node] = known
@@ -170,14 +178,22 @@ class DesiredSetRecords:
         self._stored[node], self._last[node] = wanted | gone, (desired.version, wanted)
         return SetWrites(puts, tuple(sorted(gone)))
 
+    def _block_text(self, node: str, number: int, routes: Sequence[Route]) -> bytes:
+        """A RouteBlock as `codec.dump` writes it."""
+        known = self._routes[node].get(number, {})
+        found = {id(each): known.get(id(each)) or (each, codec.dump(each)) for each in routes}
+        self._routes[node][number] = found
+        return b'{"routes":[' + b",".join([text for _, text in found.values()]) + b"]}"
+
     def _forwarding_text(self, forwarding: Forwarding) -> bytes:
         """As `codec.dump` writes it."""
-        fronts = b",".join(self._front_text(each) for each in forwarding.fronts)
+        if self._joined[0] is not forwarding.fronts:
+            self._joined = forwarding.fronts, b",".join([self._front_text(each) for each in forwarding.fronts])
         return (
             b'{"enters":'
             + json.dumps(forwarding.enters, separators=(",", ":")).encode()
             + b',"fronts":['
-            + fronts
+            + self._joined[1]
             + b"]}"
         )
 
@@ -213,6 +229,7 @@ class DesiredSetRecords:
         self._stored.pop(node, None)
         self._last.pop(node, None)
         self._fronts.pop(node, None)
+        self._routes.pop(node, None)
 
 
 def _keys_of(node: str, known: _Written) -> set[str]:

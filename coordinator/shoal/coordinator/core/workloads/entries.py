@@ -9,7 +9,7 @@ that does not subscribe gets those of all workloads that may enter there.
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -51,10 +51,12 @@ class EntryPoints:
         """By node: how many workloads with routes it has, if any."""
         self._fronts: dict[str, Front] = {}
         """Of the nodes that serve, as fronts that forward nothing."""
-        self._serving_version = 0
-        """Grows when a node gets the first of them or loses the last."""
-        self._of_gateways: dict[str, tuple[int, Forwarding]] = {}
-        """What each gateway of all tenants was told last, and the version that it is of."""
+        self._serving_names: list[str] = []
+        """These nodes, in order."""
+        self._serving_fronts: tuple[Front, ...] | None = None
+        """The same as fronts; None: a node got the first of them or lost the last."""
+        self._of_gateways: dict[str, Forwarding] = {}
+        """What each gateway of all tenants was told last."""
         for name, held in self._assigned.items():
             for key in held:
                 self._hold(key, name)
@@ -123,7 +125,12 @@ class EntryPoints:
             self._serving[node] = after
         else:
             del self._serving[node]
-        self._serving_version += not (before and after)
+        if not before:
+            insort(self._serving_names, node)
+        elif not after:
+            del self._serving_names[bisect_left(self._serving_names, node)]
+        if not (before and after):
+            self._serving_fronts = None
 
     def subscribe(self, node: str, keys: Iterable[WorkloadKey]) -> None:
         """All that a node that has routes on demand subscribes to from now on."""
@@ -188,21 +195,20 @@ class EntryPoints:
         if node not in self._gateways & self._open or self._receives(node):
             return self._forwarding(node)
         # It forwards to every node that serves, so these are not looked for anew with each workload.
-        version, known = self._of_gateways.get(node, (-1, None))
-        if known is None or version != self._serving_version:
-            known = Forwarding(tuple(self._serving_fronts(node)), tuple(sorted(self._enters[node])))
-            self._of_gateways[node] = self._serving_version, known
+        known, fronts = self._of_gateways.get(node), self._all_serving()
+        if known is None or known.fronts is not fronts:
+            known = self._of_gateways[node] = Forwarding(fronts, tuple(sorted(self._enters[node])))
         return known
 
-    def _serving_fronts(self, node: str) -> Iterator[Front]:
-        """All nodes that serve but for this one, whose keys are needed although they forward nothing here: the same
-        values as before where they are known."""
-        for name in sorted(self._serving):
-            if name != node:
-                found = self._fronts.get(name)
-                if found is None:
-                    found = self._fronts[name] = Front(name, self._keys.get(name, ""))
-                yield found
+    def _all_serving(self) -> tuple[Front, ...]:
+        """All nodes that serve, whose keys are needed although they forward nothing here: the same values as before
+        where they are known."""
+        if self._serving_fronts is None:
+            for name in self._serving_names:
+                if name not in self._fronts:
+                    self._fronts[name] = Front(name, self._keys.get(name, ""))
+            self._serving_fronts = tuple([self._fronts[name] for name in self._serving_names])
+        return self._serving_fronts
 
     def _forwarding(self, node: str) -> Forwarding:
         receives, sends = self._receives(node), self._sends(node)
