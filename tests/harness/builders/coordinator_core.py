@@ -572,8 +572,10 @@ class CoreRegion:
         """A decision about what changed is the one about everything, and starts the same moves. Returns its memory."""
         effects = migration_effects(world, self.migrations, now)
         planned = next_placement(world, effects, now, wall, self.kept)
-        assert planned.plan(False).hash == place(inputs_of(world, effects, now, wall), explain=False).hash
+        plan = place(inputs_of(world, effects, now, wall), explain=False)
+        assert planned.plan(False).hash == plan.hash
         part = advance(world, self.migrations, now, wall, kept=self.kept)
+        assert next_placement(world, effects, now, wall, self.kept).plan(False).hash == plan.hash  # it is not stored
         assert differences(world, part.decision, whole.decision) == ()
         assert repr(part.changed) == repr(whole.changed)  # unknown figures are not equal to themselves
         assert part.decision.events == whole.decision.events

@@ -92,7 +92,7 @@ class FleetController:
         """Events that heartbeats caused; the next tick writes them."""
         self._noted: Map[str, NodeState] = Map()
         """Each node as of its last change that decisions may depend on."""
-        self._changed_nodes: set[str] = set()
+        self.changed_nodes: set[str] = set()
         """Those that changed so since `take_changed_nodes`."""
         self.unconfirmed: set[str] = set()
         """Nodes that reported since the last call of `DesiredSetSender.send`, and may hold another set than theirs."""
@@ -133,7 +133,7 @@ class FleetController:
         if len(self._noted) > len(fleet.nodes):
             for name in [name for name in self._noted if name not in fleet.nodes]:
                 self._noted = self._noted.delete(name)
-                self._changed_nodes.add(name)
+                self.changed_nodes.add(name)
 
     @property
     def decision_fleet(self) -> Fleet:
@@ -143,7 +143,7 @@ class FleetController:
 
     def take_changed_nodes(self) -> set[str]:
         """Nodes that are others in `decision_fleet` than at the last call."""
-        found, self._changed_nodes = self._changed_nodes, set()
+        found, self.changed_nodes = self.changed_nodes, set()
         return found
 
     def _note_change(self, node: str, state: NodeState) -> None:
@@ -151,7 +151,7 @@ class FleetController:
         known = self._noted.get(node)
         if known is None or is_material(known, state):
             self._noted = self._noted.set(node, state)
-            self._changed_nodes.add(node)
+            self.changed_nodes.add(node)
             self.unconfirmed.add(node)
 
     async def start(self) -> None:

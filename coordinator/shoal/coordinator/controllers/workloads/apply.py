@@ -161,8 +161,7 @@ class DocumentsController:
             changed = _changed_workloads(self.catalog, catalog)
             devices = sum(len(state.node.devices) for state in self._workloads.fleet.nodes.values())
             explain = changed if len(changed) * devices <= candidates else False
-            async with self._workloads.step_lock:
-                asked = self._workloads.next_placement(catalog)
+            asked = await self._workloads.next_placement(catalog)
             plan = await compute(lambda: asked.plan(explain))
         self._remember_plan(plan)
         return PlanResult(proposal, plan, self._signals(catalog))

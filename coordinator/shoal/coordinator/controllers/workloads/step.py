@@ -571,12 +571,15 @@ class WorkloadsController:
         now, world = self._clock.now(), self.region_state(catalog)
         return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
 
-    def next_placement(self, catalog: Catalog) -> NextPlacement:
-        """What placement would be asked now under the given catalog. Call it under `step_lock`: while a step is under
-        way, everything is asked."""
-        self._changed_nodes |= self._fleet.take_changed_nodes()
+    async def next_placement(self, catalog: Catalog) -> NextPlacement:
+        """What placement would be asked now under the given catalog. While a step is stored, it is as if that had not
+        begun; it waits for one about everything alone, after which little has to be asked."""
+        if self._kept.is_deciding_whole:
+            async with self.step_lock:
+                pass
         now, world = self._clock.now(), self._world(catalog)
-        world = replace(world, documents=catalog.number, changed_nodes=frozenset(self._changed_nodes))
+        changed = frozenset(self._changed_nodes | self._fleet.changed_nodes)
+        world = replace(world, documents=catalog.number, changed_nodes=changed)
         return next_placement(
             world, migration_effects(world, self.migrations.all, now), now, self._clock.wall(), self._kept
         )

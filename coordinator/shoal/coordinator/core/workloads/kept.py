@@ -143,8 +143,8 @@ class KeptDecisions:
         self._forget()
 
     def forget(self) -> None:
-        """The next step decides about everything."""
-        self._is_known = False
+        """The next step decides about everything, also after one that is under way."""
+        self._is_known, self._part = False, None
 
     @property
     def intents(self) -> Mapping[WorkloadKey, Intent]:
@@ -155,6 +155,11 @@ class KeptDecisions:
     def has_late(self) -> bool:
         """Whether there are new workloads that the step that began last left to the next one."""
         return bool(self._late)
+
+    @property
+    def is_deciding_whole(self) -> bool:
+        """Whether a step about everything is under way: a preview would be about everything too."""
+        return self._part is not None and self._part.is_whole
 
     @property
     def standing(self) -> StandingReplicas:
@@ -190,14 +195,12 @@ class KeptDecisions:
 
     def _is_usable(self, world: RegionState, migrations: MigrationEffects) -> bool:
         """Whether the last step's decision is stored, and what is settled depends on nothing that changed since."""
+        return self._is_known and self._part is None and self._is_same_base(world, migrations)
+
+    def _is_same_base(self, world: RegionState, migrations: MigrationEffects) -> bool:
+        """Whether what is settled depends on nothing that changed since it was."""
         is_relearnt = bool(self._unmeasured) and self._residuals is not world.memory.residuals
-        is_stored = self._is_known and self._part is None
-        return (
-            is_stored
-            and not is_relearnt
-            and self._shared == _shared_inputs(world)
-            and not _is_trading(world, migrations)
-        )
+        return not is_relearnt and self._shared == _shared_inputs(world) and not _is_trading(world, migrations)
 
     def open_whole(self, world: RegionState) -> StepPart:
         """The same, where everything has to be decided."""
@@ -205,9 +208,12 @@ class KeptDecisions:
         return self._part
 
     def preview(self, world: RegionState, migrations: MigrationEffects) -> Preview | None:
-        """What `open` would find, and nothing that is kept changes. None: everything would have to be decided, a step
-        is under way, or steps have left workloads to later ones, which a plan has as all others."""
-        if self._late or self.columns.refuted or not self._is_usable(world, migrations):
+        """What `open` would find, and nothing that is kept changes. While a step is under way: as if it had not begun,
+        because it may not be stored. None: everything would have to be decided, or steps have left workloads to later
+        ones, which a plan has as all others."""
+        part = self._part
+        is_stored = self._is_known if part is None else not (part.is_whole or part.is_refuted)
+        if self._late or self.columns.refuted or not (is_stored and self._is_same_base(world, migrations)):
             return None
         new, gone = difference(self._seen, world.intents)
         before, nodes = self._states, world.fleet.nodes
@@ -239,8 +245,8 @@ class KeptDecisions:
             for node in sorted({node for key in loose for node in self._holders.get(key, ())})
             if node in world.desired
         }
-        part = StepPart(False, tuple(intents.values()), desired, changed)
-        return Preview(part, _standing(allocations, on_slot, decided), columns)
+        found = StepPart(False, tuple(intents.values()), desired, changed)
+        return Preview(found, _standing(allocations, on_slot, decided), columns)
 
     def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
         """The decision of the step that began last is stored."""
@@ -421,8 +427,12 @@ class KeptDecisions:
         tenants = {each.key.tenant for each in new} & _bounded_tenants(quotas)
         most = max(most, len(self._loose) + sum(len(self._of_tenant.get(tenant, ())) for tenant in tenants))
         known = {each.key for each in gone}
-        came = sorted((each for each in new if each.key not in known), key=rank_of)
-        return {id(each): each for each in came[most:]}
+        came = {id(each): each for each in new if each.key not in known}
+        # Those that waited before are in order. To sort all of a large apply in each of its steps takes longer.
+        waited = {at: each for at, each in self._late.items() if at in came}
+        fresh = [each for at, each in came.items() if at not in waited]
+        ordered = sorted((*waited.values(), *fresh), key=rank_of) if fresh else [*waited.values()]
+        return {id(each): each for each in ordered[most:]}
 
     def _take_nodes(self, world: RegionState) -> tuple[set[str], bool]:
         """Nodes whose state changed, and whether one of them takes part in the region's entries in another way."""
