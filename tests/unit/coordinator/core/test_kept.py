@@ -27,7 +27,7 @@ from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
-from shoal.types.units import Elapsed, Wall, Watts
+from shoal.types.units import Bytes, Elapsed, Wall, Watts
 from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
 T = TypeVar("T")
@@ -396,6 +396,14 @@ def test_what_no_device_can_take_is_looked_at_again_once_a_device_is_another(mon
         region.kept.adopt(world, NO_MIGRATIONS, found, now)
         assert {str(each.workload) for each in found.waits} == {str(each.key) for each in region.intents}
     assert not looked, "nothing changed, and all three ask for the same"
+    state = region.fleet.nodes["n1"]
+    less = {name: replace(each, free_bytes=Bytes(each.free_bytes // 2)) for name, each in state.readings.items()}
+    region.fleet = region.fleet.with_node(replace(state, readings=less))
+    again = region.world()
+    assert again.fleet.nodes["n1"] is not world.fleet.nodes["n1"]
+    assert len(decide(again, NO_MIGRATIONS, now, wall, region.kept).waits) == len(region.intents)
+    assert not looked, "what is free on a device excludes none that no device can take"
+    region.kept.forget()
     region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
     region.run(10)
     assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1", "w2"}

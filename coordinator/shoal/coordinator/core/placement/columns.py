@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
 from shoal.coordinator.core.fleet.state import NEVER, NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement
+from shoal.coordinator.core.placement.changes import is_same_host
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.domains import is_label
 from shoal.coordinator.core.placement.feasible import (
@@ -98,7 +99,9 @@ class _KnownNowhere(NamedTuple):
     found: Nowhere
     # Of the devices, as `DeviceColumns` counts it.
     version: int
-    # The measurements, residuals and profiles.
+    # Of each model, which device is of which kind: of what changes they are.
+    changes: tuple[int, ...]
+    # The same columns, the residuals and the profiles.
     learnt: tuple[object, ...]
 
 
@@ -139,6 +142,8 @@ class _Model:
         """Of each kind: its rows."""
         self.version = 0
         """Grows when a kind gets its first row."""
+        self.changes = 0
+        """Grows when a row becomes of another kind."""
         self.samples: list[int] = []
         """Of each kind: a row that was of it, if it has any."""
 
@@ -167,6 +172,7 @@ class _Model:
             self.counts.append(0)
             self.samples.append(row)
         before = int(self.kinds[row])
+        self.changes += kind != before
         if before != NONE:
             self.counts[before] -= 1
         if kind != NONE:
@@ -302,7 +308,7 @@ class DeviceColumns:
         self._inputs: Inputs | None = None
         """Of the last update."""
         self._version = 0
-        """Grows when a node comes, goes or is another."""
+        """Grows when a node comes, goes or is another by more than what its replicas and figures are."""
         self._touched: set[str] = set()
         self._marked: set[str] = set()
         self._is_all_marked = True
@@ -332,7 +338,10 @@ class DeviceColumns:
             for request, table in self._tables.items()
             if all(id(each.model) in models for each in table.figures)
         }
-        found._nowhere = dict(self._nowhere)
+        found._nowhere = {
+            request: known._replace(learnt=tuple(models.get(id(each), each) for each in known.learnt))
+            for request, known in self._nowhere.items()
+        }
         found._touched, found._marked, found._asked = {*self._touched}, {*self._marked}, {}
         return found
 
@@ -471,7 +480,8 @@ class DeviceColumns:
         if before is not None and is_described:
             self._remove(before, but=[device.name for device in state.node.devices])
         self._states[name] = state
-        self._version += 1
+        # Of what the device takes or does, nothing excludes all that asks for the same.
+        self._version += not (before and is_same_host(before, state) and before.refusal == state.refusal)
         self._touched.add(name)
         closed = node_fault(state) is not None
         for device in state.node.devices:
@@ -628,9 +638,10 @@ class DeviceColumns:
         workload that has and had no replica, while no device may sleep."""
         request = self._request_of(scope, intent, require, limits)
         known = self._nowhere.get(request)
-        if known is None or known.version != self._version:
+        models = self._known_models(request)
+        if known is None or known.version != self._version or known.changes != tuple(each.changes for each in models):
             return None
-        same = zip(known.learnt, _learnt(scope, request.models), strict=True)
+        same = zip(known.learnt, (*models, *_learnt(scope, request.models)), strict=True)
         return known.found if all(one is other for one, other in same) else None
 
     def remember_nowhere(
@@ -640,7 +651,13 @@ class DeviceColumns:
         request = self._request_of(scope, intent, require, limits)
         self._nowhere.pop(request, None)
         _make_room(self._nowhere, MOST_TABLES)
-        self._nowhere[request] = _KnownNowhere(found, self._version, _learnt(scope, request.models))
+        models = self._known_models(request)
+        learnt = *models, *_learnt(scope, request.models)
+        self._nowhere[request] = _KnownNowhere(found, self._version, tuple(each.changes for each in models), learnt)
+
+    def _known_models(self, request: Request) -> Sequence[_Model]:
+        """The columns of its models."""
+        return [self._model(each.variant) for each in request.models]
 
     def _request_of(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Request:
         models = [each for each in intent.models if each.digest in scope.inputs.profiles]
@@ -860,9 +877,9 @@ def _request(
 
 
 def _learnt(scope: Scope, models: Iterable[ModelRef]) -> tuple[object, ...]:
-    """What predictions for these models are made from, besides the devices."""
+    """What predictions for these models are made from, besides the devices and what was measured on them."""
     inputs = scope.inputs
-    return inputs.measured, inputs.residuals, *(inputs.profiles[each.digest] for each in models)
+    return inputs.residuals, *(inputs.profiles[each.digest] for each in models)
 
 
 def _shared(inputs: Inputs) -> tuple[object, ...]:
