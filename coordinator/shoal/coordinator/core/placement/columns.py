@@ -279,6 +279,8 @@ class DeviceColumns:
         """audited_per_search: nodes of which each search checks what columns say, in turn."""
         self._audited_per_search = audited_per_search
         self._audit_turn: Iterator[str] = iter(())
+        self.is_audited = False
+        """Whether anything was checked since the last update."""
         self.refuted = set[str]()
         """Nodes of which columns said something else than is so: nothing that they say is to be relied on."""
         self._forget()
@@ -358,7 +360,7 @@ class DeviceColumns:
     def update(self, inputs: Inputs, was_measured: Mapping[Trial, object], remeasured: Collection[str]) -> None:
         """Takes over the nodes that are marked. was_measured: measurements of models before those of the inputs.
         remeasured: nodes with others since."""
-        shared, scope = _shared(inputs), Scope(inputs)
+        shared, scope, self.is_audited = _shared(inputs), Scope(inputs), False
         if self._shared != shared:
             self._forget()
         if self._measured is not was_measured:
@@ -379,6 +381,7 @@ class DeviceColumns:
 
     def audit(self, scope: Scope, allocations: Allocations, where: str) -> None:
         """Checks what columns say of some nodes, in turn: of what is taken of them, and by this selector."""
+        self.is_audited = True
         if not self._audited_per_search:
             return
         self._refresh(allocations)
@@ -636,6 +639,8 @@ class DeviceColumns:
     def nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Nowhere | None:
         """What was found for such a request, if nothing that it depends on is another. Of a uniform request of a
         workload that has and had no replica, while no device may sleep."""
+        if not self._nowhere:
+            return None
         request = self._request_of(scope, intent, require, limits)
         known = self._nowhere.get(request)
         models = self._known_models(request)

@@ -411,7 +411,7 @@ def _why_short(solver: Solver, level: Level, remedy: str, *, explain: bool) -> t
     take any whatever else is placed, all are looked at once for all workloads that ask for the same."""
     if level.is_full:
         return None, False
-    known = None if explain or level.picks else solver.known_nowhere(level)
+    known = None if explain or level.picks else solver.known_nowhere(level.require, level.limits)
     if known is not None:
         return known.refusal, why.is_final(solver, level, known)
     refusal = why.refusal(solver, level, remedy)

@@ -311,6 +311,8 @@ class Solver:
     def _solve(self, require: Requirements, limits: Limits) -> Level:
         intent = self.intent
         wanted = self._replica_count(require)
+        if wanted and self._is_known_nowhere(require, limits):
+            return Level(require, limits, wanted, (), (), self.allocations)
         # Confirmed replicas have to meet the hard constraints only; the others are checked like new ones.
         staying = [each for each in self.active if self.is_confirmed(each) and self._still_meets(each, require)]
         yielding = [
@@ -407,27 +409,36 @@ class Solver:
             )
         return self._exclusions[key]
 
-    def known_nowhere(self, level: Level) -> Nowhere | None:
+    def known_nowhere(self, require: Requirements, limits: Limits) -> Nowhere | None:
         """Why no device can take it, if that is known of a workload that asks for the same; None: it is not."""
-        columns = self._columns_of_all(level)
-        return columns.nowhere(self.scope, self.intent, level.require, level.limits) if columns is not None else None
+        columns = self._columns_of_all(require, limits)
+        return columns.nowhere(self.scope, self.intent, require, limits) if columns is not None else None
+
+    def _is_known_nowhere(self, require: Requirements, limits: Limits) -> bool:
+        """Whether no search is needed, because no device can take it. Of what columns say some is checked in each step
+        that asks them, also where it searches for nothing."""
+        if self._columns is None or self.known_nowhere(require, limits) is None:
+            return False
+        if not self._columns.is_audited:
+            self._columns.audit(self.scope, self.allocations, require.where)
+        return not self._columns.refuted
 
     def is_nowhere(self, level: Level) -> bool:
         """Whether each device is excluded whatever else is placed, for all that ask for the same."""
-        if self._columns_of_all(level) is None or not self.options:
+        if self._columns_of_all(level.require, level.limits) is None or not self.options:
             return False
         return all(self.faults(level.require, level.limits))
 
     def remember_nowhere(self, level: Level, found: Nowhere) -> None:
         """For workloads that ask for the same, of a level that is nowhere."""
-        columns = self._columns_of_all(level)
+        columns = self._columns_of_all(level.require, level.limits)
         if columns is not None:
             columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found)
 
-    def _columns_of_all(self, level: Level) -> DeviceColumns | None:
+    def _columns_of_all(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
         """The columns, if all that excludes places is the same for each workload that asks for the same."""
         is_alike = not (self.healthy or self.failed or self.intent.per or self.intent.key.tenant == GUEST_TENANT)
-        columns = self._uniform_columns(level.require, level.limits) if is_alike else None
+        columns = self._uniform_columns(require, limits) if is_alike else None
         return None if columns is None or columns.may_sleep else columns
 
     def best_first(self, require: Requirements, limits: Limits) -> Sequence[Option]:
