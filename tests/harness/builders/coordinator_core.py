@@ -538,7 +538,7 @@ class CoreRegion:
             remembered, world = self.memory, self.world()
             before = self._assignments()
             advanced = advance(world, self.migrations, now, wall)
-            # As a coordinator does: what columns keep depends on the very objects that they were made from.
+            # What a coordinator goes on with, and the same by value: what is kept is of these very objects.
             memory = self._check_kept(world, advanced, now, wall)
             self.decision, self.desired, self.memory = advanced.decision, advanced.decision.desired, memory
             self.events += advanced.decision.events
@@ -585,7 +585,10 @@ class CoreRegion:
         for _ in range(self.prepared_turns):
             self.kept.prepare(part.decision.memory)
         self.decided_about.append(len(part.decision.plan.workloads))
-        return part.decision.memory
+        pending = whole.decision.memory.pending  # what triggers of moves remember; `differences` leaves it out
+        memory = replace(part.decision.memory, pending=pending)
+        assert memory == whole.decision.memory
+        return memory
 
     def _decided_fleet(self) -> Fleet:
         """Each node as of its last change that may change a decision."""

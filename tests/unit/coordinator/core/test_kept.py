@@ -23,11 +23,12 @@ from shoal.coordinator.core.workloads import kept
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
+from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND
 from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Role
 from shoal.types.migration import MigrationRule
-from shoal.types.units import Bytes, Elapsed, Wall, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
 T = TypeVar("T")
@@ -407,6 +408,31 @@ def test_what_no_device_can_take_is_looked_at_again_once_a_device_is_another(mon
     region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "9"})
     region.run(10)
     assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1", "w2"}
+
+
+def test_a_warm_up_that_teaches_nothing_makes_nothing_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was measured on one more device, which the selector excludes as before. Where it may exclude for
+    another reason all devices are looked at. `CoreRegion.step` compares both with a decision about everything."""
+    members = [node(f"n{at:02}", labels={"rank": str(at)}) for at in range(MOST_OF_A_KIND + 2)]
+    region, looked = CoreRegion(*members, flops={each.name: 1e11 for each in members}), list[str]()
+    refusal = explain.refusal
+
+    def count(solver: Solver, level: Level, remedy: str) -> Refusal:
+        if solver._columns is region.kept.columns:  # neither a plan nor a decision about everything
+            looked.append(str(solver.intent.key))
+        return refusal(solver, level, remedy)
+
+    nowhere = (intent("nowhere", where='node.labels.rank == "none"'), intent("slow", latency_p95_s=Seconds(1e-6)))
+    each_has_it = [intent(f"w{at}", where=f'node.labels.rank == "{at}"') for at in range(MOST_OF_A_KIND)]
+    region.intents = (*nowhere, *each_has_it)
+    region.run(30)
+    monkeypatch.setattr(explain, "refusal", count)
+    known = region.memory
+    region.intents = (*region.intents, intent("late", where=f'node.labels.rank == "{MOST_OF_A_KIND}"'))
+    region.run(10)
+    assert len(region.memory.measured) == len(known.measured) + 1
+    assert region.memory.residuals is known.residuals
+    assert set(looked) == {"shop/slow"}
 
 
 def test_what_no_device_can_take_is_told_apart_by_models_that_are_here() -> None:

@@ -10,6 +10,7 @@ Columns propose: `Solver` checks each place by the functions for one device befo
 too much, but it never leaves out a place that fits, and the objective that it ranks by is exact.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -56,6 +57,8 @@ MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
 """Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
+MOST_CHANGED_ROWS: Final = 64
+"""Devices that are looked at again for what no device can take; with more, all are."""
 NONE: Final = -1
 _FIGURES: Final = ("judged", "feasible", "awake", "asleep", "memory", "busy")
 """Arrays of `_Figures`, by kind."""
@@ -99,7 +102,9 @@ class _KnownNowhere(NamedTuple):
     found: Nowhere
     # Of the devices, as `DeviceColumns` counts it.
     version: int
-    # Of each model, which device is of which kind: of what changes they are.
+    # By model variant and row, the hash of what excludes it: 8 bytes instead of half a KiB for each device.
+    excluded_by: Mapping[str, Ints]
+    # Of each model, how often a device had become of another kind.
     changes: tuple[int, ...]
     # The same columns, the residuals and the profiles.
     learnt: tuple[object, ...]
@@ -144,6 +149,8 @@ class _Model:
         """Grows when a kind gets its first row."""
         self.changes = 0
         """Grows when a row becomes of another kind."""
+        self.changed_rows: deque[int] = deque(maxlen=MOST_CHANGED_ROWS)
+        """The last of these rows."""
         self.samples: list[int] = []
         """Of each kind: a row that was of it, if it has any."""
 
@@ -152,7 +159,15 @@ class _Model:
         found.kinds, found.ids = self.kinds.copy(), dict(self.ids)
         found.counts, found.samples = [*self.counts], [*self.samples]
         found.unknown = dict(self.unknown)
+        found.changed_rows = self.changed_rows.copy()
         return found
+
+    def rows_since(self, changes: int) -> set[int] | None:
+        """Rows that became of another kind after so many changes; None: not known any more."""
+        more = self.changes - changes
+        if not 0 <= more <= len(self.changed_rows):
+            return None
+        return set(islice(self.changed_rows, len(self.changed_rows) - more, None))
 
     @property
     def unmeasured_kinds(self) -> list[int]:
@@ -172,7 +187,9 @@ class _Model:
             self.counts.append(0)
             self.samples.append(row)
         before = int(self.kinds[row])
-        self.changes += kind != before
+        if kind != before:
+            self.changes += 1
+            self.changed_rows.append(row)
         if before != NONE:
             self.counts[before] -= 1
         if kind != NONE:
@@ -643,22 +660,51 @@ class DeviceColumns:
             return None
         request = self._request_of(scope, intent, require, limits)
         known = self._nowhere.get(request)
-        models = self._known_models(request)
-        if known is None or known.version != self._version or known.changes != tuple(each.changes for each in models):
+        if known is None or known.version != self._version:
             return None
+        models = self._known_models(request)
         same = zip(known.learnt, (*models, *_learnt(scope, request.models)), strict=True)
-        return known.found if all(one is other for one, other in same) else None
+        if not all(one is other for one, other in same):
+            return None
+        changes = tuple(each.changes for each in models)
+        if changes != known.changes:
+            asked = zip(request.models, models, known.changes, strict=True)
+            if not all(self._excludes_as_before(scope, intent, require, limits, known, *each) for each in asked):
+                return None
+            self._nowhere[request] = known._replace(changes=changes)
+        return known.found
+
+    def _excludes_as_before(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, known: _KnownNowhere,
+        model: ModelRef, column: _Model, changes: int,
+    ) -> bool:  # fmt: skip
+        """Whether each device that became of another kind, because the model was measured there, is excluded by the
+        same as when it was looked at. changes: of the column, then."""
+        rows = column.rows_since(changes)
+        if rows is None or any(self._slots[row] is None for row in rows):
+            return False
+        options = [scope.option(intent, model, *self._place(row)) for row in sorted(rows)]
+        return all(
+            known.excluded_by[model.variant][self._rows[each.slot]] == hash(scope.faults(each, intent, require, limits))
+            for each in options
+        )
 
     def remember_nowhere(
-        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere
-    ) -> None:
-        """For the next workload that asks for the same, in this step or a later one."""
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere,
+        excluded: Iterable[tuple[Option, tuple[PlacementFault, ...]]],
+    ) -> None:  # fmt: skip
+        """For the next workload that asks for the same, in this step or a later one. excluded: as `candidates` has
+        them."""
         request = self._request_of(scope, intent, require, limits)
         self._nowhere.pop(request, None)
         _make_room(self._nowhere, MOST_TABLES)
         models = self._known_models(request)
         learnt = *models, *_learnt(scope, request.models)
-        self._nowhere[request] = _KnownNowhere(found, self._version, tuple(each.changes for each in models), learnt)
+        by_row = {each.variant: np.zeros(len(self._slots), dtype=np.int64) for each in request.models}
+        for option, faults in excluded:
+            by_row[option.model.variant][self._rows[option.slot]] = hash(faults)
+        changes = tuple(each.changes for each in models)
+        self._nowhere[request] = _KnownNowhere(found, self._version, by_row, changes, learnt)
 
     def _known_models(self, request: Request) -> Sequence[_Model]:
         """The columns of its models."""

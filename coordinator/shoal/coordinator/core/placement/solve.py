@@ -433,7 +433,8 @@ class Solver:
         """For workloads that ask for the same, of a level that is nowhere."""
         columns = self._columns_of_all(level.require, level.limits)
         if columns is not None:
-            columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found)
+            excluded = zip(self.options, self.faults(level.require, level.limits), strict=True)
+            columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found, excluded)
 
     def _columns_of_all(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
         """The columns, if all that excludes places is the same for each workload that asks for the same."""
