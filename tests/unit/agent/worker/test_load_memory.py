@@ -1,6 +1,7 @@
 """What ONNX Runtime takes to load and run a model, as profiles say it: copies of constants, and the arena of a run."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,27 @@ def test_a_run_takes_what_the_profile_says_and_the_next_ones_no_more(tmp_path: P
     assert found.confident
     assert runs[0] == pytest.approx(found.run_bytes, rel=0.25)
     assert max(runs) < 1.05 * runs[0]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere convolutions have no layout of their own")
+def test_a_run_takes_what_the_profile_says_where_convolutions_have_a_layout_of_their_own(tmp_path: Path) -> None:
+    """Each convolution needs a copy of its input with the channels in blocks, and what follows a copy back."""
+    draw = np.random.default_rng(0)
+    nodes, weights, before, channels = list[NodeProto](), list[TensorProto](), "x", 16
+    for index in range(6):
+        weights.append(numpy_helper.from_array(draw.standard_normal((16, channels, 3, 3), np.float32), f"w{index}"))
+        nodes += [
+            helper.make_node("Softplus", [before], [f"s{index}"]),
+            helper.make_node("Conv", [f"s{index}", f"w{index}"], [f"c{index}"], pads=[1] * 4),
+            helper.make_node("Softplus", [f"c{index}"], [f"a{index}"]),
+            helper.make_node("Concat", [f"s{index}", f"a{index}"], [f"j{index}"], axis=1),
+        ]
+        before, channels = f"j{index}", channels + 16
+    nodes.append(helper.make_node("ReduceSum", [before], ["y"]))
+    made = model(nodes, [tensor("x", [4, 16, 64, 64])], [tensor("y", None)], weights)
+    runs = measure(tmp_path, made)["runs"]
+    assert isinstance(runs, list)
+    found = profile(made)
+    assert found.confident
+    assert runs[0] == pytest.approx(found.run_bytes, rel=0.1)
+    assert found.run_bytes > 1.3 * found.activation_bytes

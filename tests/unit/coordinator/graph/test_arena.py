@@ -4,26 +4,14 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import NodeProto, helper
+from onnx import helper
 
 from harness.models.synthetic import digest_of, model, tensor
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.graph.arena import Arena, RunMemory
+from shoal.coordinator.core.graph.arena import Arena
 from shoal.types.profile import ModelProfile
 
 MIB, KIB = 2**20, 2**10
-
-
-def node(operator: str, *inputs: str, to: str) -> NodeProto:
-    return helper.make_node(operator, list(inputs), [to])
-
-
-def arena_bytes(nodes: list[NodeProto], sizes: dict[str, int], *results: str, absorbed: tuple[int, ...] = ()) -> int:
-    memory = RunMemory(nodes, results)
-    for index, each in enumerate(nodes):
-        made = [(name, sizes.get(name, 100 * KIB)) for name in each.output]
-        memory.run(each, made, 0, is_absorbed=index in absorbed)
-    return memory.touched_bytes
 
 
 def test_a_block_is_the_smallest_that_fits_and_is_split_from_twice_its_size_on() -> None:
@@ -66,43 +54,6 @@ def test_blocks_never_overlap_and_what_is_freed_is_used_again(steps: list[tuple[
     before = arena.touched_bytes
     arena.allocate(256)
     assert arena.touched_bytes == before
-
-
-def test_elementwise_work_is_done_in_place_unless_its_input_is_read_later() -> None:
-    chain = [node("Conv", "x", to="a"), node("Relu", "a", to="b"), node("Sqrt", "b", to="c"), node("Erf", "c", to="y")]
-    assert arena_bytes(chain, {}, "y") == 200 * KIB  # c and y: Erf is no kernel that works in place
-    later = [*chain[:3], node("Add", "b", "c", to="y")]
-    assert arena_bytes(later, {}, "y") == 200 * KIB  # b, and c that becomes y
-    other_size = [node("Conv", "x", to="a"), node("Add", "a", "w", to="y")]
-    assert arena_bytes(other_size, {"y": 400 * KIB}, "y") == 500 * KIB
-
-
-def test_what_a_kernel_absorbs_and_a_view_have_no_block_of_their_own() -> None:
-    nodes = [node("MatMul", "x", to="a"), node("Softmax", "a", to="b"), node("Reshape", "b", to="y")]
-    assert arena_bytes(nodes, {}, "y") == 200 * KIB
-    assert arena_bytes(nodes, {}, "y", absorbed=(1,)) == 100 * KIB
-
-
-def test_a_view_keeps_its_inputs_block() -> None:
-    nodes = [node("MatMul", "x", to="a"), node("Reshape", "a", to="b"), node("Erf", "x", to="c")]
-    nodes += [node("Concat", "b", "c", to="y")]
-    assert arena_bytes(nodes, {"y": 200 * KIB}, "y") == 400 * KIB
-
-
-def test_a_view_of_an_input_has_no_block_unless_it_is_a_result() -> None:
-    """As of a weight: the caller holds both. A result is copied."""
-    nodes = [node("Reshape", "x", to="a"), node("Identity", "a", to="b"), node("Erf", "b", to="y")]
-    assert arena_bytes(nodes, {}, "y") == 100 * KIB
-    assert arena_bytes(nodes, {}, "b", "y") == 200 * KIB
-    # What the caller holds is not written to.
-    relu = node("Relu", "b", to="r")
-    assert arena_bytes([*nodes, relu, node("Add", "r", "y", to="z")], {}, "z") == 200 * KIB
-
-
-def test_an_output_that_nothing_reads_takes_nothing_and_results_stay() -> None:
-    nodes = [helper.make_node("Split", ["x"], ["a", "unread"]), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
-    assert arena_bytes(nodes, {}, "y") == 200 * KIB
-    assert arena_bytes(nodes, {}, "a", "y") == 300 * KIB
 
 
 def profile(content: bytes) -> ModelProfile:

@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from shoal.coordinator.core.graph.arena import RunMemory
+from shoal.coordinator.core.graph.blocked_layout import Step, open_axes_of, tasks_of
 from shoal.coordinator.core.graph.contents import (
     FunctionKey,
     domain_of,
@@ -19,6 +19,7 @@ from shoal.coordinator.core.graph.contents import (
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
 from shoal.coordinator.core.graph.kernels import absorbed_nodes, intensity_of, kind_of, weight_bytes
+from shoal.coordinator.core.graph.run_memory import Tensor, run_bytes
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
 
 TensorScope = MutableMapping[str, Value]
@@ -100,7 +101,7 @@ class GraphRun:
     peak_bytes: int
     # Costs of all nodes that ran.
     tally: CostTally
-    # What the run takes of the runtime's arena (`arena.RunMemory`); 0 of a body inside a node.
+    # What the run takes of the runtime's arena (`run_memory.run_bytes`); 0 of a body inside a node.
     arena_bytes: int = 0
 
 
@@ -134,8 +135,12 @@ def run_graph(
     declared = {info.name: value_from_type(info.type) for info in (*graph.value_info, *graph.output)}
     held_bytes = sum(value.nbytes or 0 for value in inputs.values())
     results = [info.name for info in graph.output]
-    memory = RunMemory(graph.node, results) if outer is None else None
-    return _run(graph.node, scope, results, declared, context, held_bytes, memory)
+    steps = list[Step]() if outer is None else None
+    ran = _run(graph.node, scope, results, declared, context, held_bytes, steps)
+    if steps is None:
+        return ran
+    given = {info.name: open_axes_of(info) for info in graph.input if info.name in inputs}
+    return replace(ran, arena_bytes=run_bytes(tasks_of(steps, results, given), map(Tensor, results)))
 
 
 def _run(
@@ -145,11 +150,11 @@ def _run(
     declared: Mapping[str, Value],
     context: GraphContext,
     held_bytes: int,
-    memory: RunMemory | None = None,
+    steps: list[Step] | None = None,
 ) -> GraphRun:
     """Runs a body node by node and tracks live bytes. results: names of the body's outputs. declared: values that the
-    file declares, used where inference fails. held_bytes: bytes that live throughout. memory: blocks of the tensors of
-    the model's own graph."""
+    file declares, used where inference fails. held_bytes: bytes that live throughout. steps: takes the nodes as they
+    ran."""
     tally = CostTally()
     root, until = _lifetimes(nodes, results)
     ends: dict[int, list[str]] = {}
@@ -174,14 +179,12 @@ def _run(
                 live += sizes[name]
         tally.merge(ran.tally)
         peak = max(peak, live + ran.peak_bytes)
-        if memory is not None:
-            values = [(name, scope.get(name, UNKNOWN)) for name in node.output if name]  # a body may return fewer
-            made = [(name, value.nbytes or 0) for name, value in values if not value.constant]
-            memory.run(node, made, ran.peak_bytes, is_absorbed=index in absorbed)
+        if steps is not None:
+            made = [scope.get(name, UNKNOWN) for name in node.output]  # a body may return fewer
+            steps.append(Step(node, inputs, made, ran.peak_bytes, index in absorbed))
         for name in ends.get(index, ()):
             live -= sizes.pop(name, 0)
-    touched_bytes = 0 if memory is None else memory.touched_bytes
-    return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally, touched_bytes)
+    return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
 
 
 def _step(

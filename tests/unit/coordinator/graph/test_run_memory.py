@@ -1,0 +1,184 @@
+"""Which tensors of a run share a block, in which layout they are, and in which order kernels run."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from harness.models.synthetic import tensor
+from shoal.coordinator.core.graph.blocked_layout import OpenAxes, Step, open_axes_of, tasks_of
+from shoal.coordinator.core.graph.run_memory import Task, Tensor, execution_order, run_bytes
+from shoal.coordinator.core.graph.values import Value
+
+KIB = 2**10
+Shapes = dict[str, tuple[int, ...]]
+
+
+def node(operator: str, *inputs: str, to: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(operator, list(inputs), [to], **attributes)
+
+
+def value(shape: tuple[int, ...], *, constant: bool = False) -> Value:
+    return Value(TensorProto.FLOAT, shape, constant=constant)
+
+
+def alike(names: str, shape: tuple[int, ...], **others: tuple[int, ...]) -> Shapes:
+    """Tensors of one letter each that have this shape, and others."""
+    return dict.fromkeys(names, shape) | others
+
+
+def lowered(
+    nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
+) -> list[Task]:
+    """Tensors named w.. are weights; those without a shape have 100 KiB."""
+
+    def value_of(name: str) -> Value:
+        return value(shapes.get(name, (25 * KIB,)), constant=name.startswith("w"))
+
+    steps = [
+        Step(each, [*map(value_of, each.input)], [*map(value_of, each.output)], 0, index in absorbed)
+        for index, each in enumerate(nodes)
+    ]
+    return tasks_of(steps, results, {"x": x})
+
+
+def taken(
+    nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
+) -> int:
+    return run_bytes(lowered(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results))
+
+
+def layouts(tasks: list[Task]) -> list[str]:
+    """What each task makes, in the order in which they run; # marks channels in blocks."""
+    made = [task.made[0].tensor for task in tasks]
+    return [f"{each.name}{'#' * each.is_blocked}" for each in made]
+
+
+def test_elementwise_work_is_done_in_place_unless_its_input_is_read_later() -> None:
+    small: Shapes = {"y": (1,)}
+    chain = [node("Conv", "x", to="a"), node("Relu", "a", to="b"), node("Sqrt", "b", to="c"), node("Erf", "c", to="y")]
+    assert taken(chain, small, "y") == 100 * KIB + 256
+    not_in_place = [node("Conv", "x", to="a"), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
+    assert taken(not_in_place, small, "y") == 200 * KIB
+    later = [*chain[:3], node("Concat", "b", "c", to="y")]
+    assert taken(later, small, "y") == 200 * KIB + 256
+    other_size = [node("Conv", "x", to="a"), node("Add", "a", "w", to="b"), node("Erf", "b", to="y")]
+    assert taken(other_size, small | {"b": (100 * KIB,)}, "y") == 500 * KIB
+    assert taken(chain[:3], {}, "c") == 200 * KIB, "a result has a block of its own"
+
+
+def test_what_a_kernel_absorbs_and_a_view_have_no_block_of_their_own() -> None:
+    nodes = [node("MatMul", "x", to="a"), node("Softmax", "a", to="b"), node("Reshape", "b", to="c")]
+    nodes.append(node("Erf", "c", to="y"))
+    assert taken(nodes, {"y": (1,)}, "y") == 200 * KIB
+    assert taken(nodes, {"y": (1,)}, "y", absorbed=(1,)) == 100 * KIB + 256
+
+
+def test_a_view_keeps_its_inputs_block() -> None:
+    nodes = [node("MatMul", "x", to="a"), node("Reshape", "a", to="b"), node("Erf", "x", to="c")]
+    nodes += [node("Concat", "b", "c", to="y")]
+    assert taken(nodes, {"y": (50 * KIB,)}, "y") == 400 * KIB
+
+
+def test_a_view_of_an_input_has_no_block_unless_it_is_a_result() -> None:
+    """As of a weight: the caller holds both. A result is copied."""
+    nodes = [node("Reshape", "x", to="a"), node("Identity", "a", to="b"), node("Erf", "b", to="y")]
+    assert taken(nodes, {}, "y") == 100 * KIB
+    assert taken(nodes, {}, "b", "y") == 200 * KIB
+    # What the caller holds is not written to.
+    relu = node("Relu", "b", to="r")
+    assert taken([*nodes, relu, node("Add", "r", "y", to="z")], {}, "z") == 300 * KIB
+
+
+def test_an_output_that_nothing_reads_takes_nothing_and_results_stay() -> None:
+    nodes = [helper.make_node("Split", ["x"], ["a", "unread"]), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
+    assert taken(nodes, {}, "y") == 200 * KIB
+    assert taken(nodes, {}, "a", "y") == 300 * KIB
+
+
+def test_a_block_in_which_nothing_is_left_is_kept_for_the_next_of_its_shape() -> None:
+    """The runtime plans that; meanwhile nothing else takes the block. For another shape it does not, whatever its
+    size."""
+    nodes = [node("Erf", before, to=after) for before, after in pairwise(["x", "a", "b", "c", "d", "y"])]
+    shapes: Shapes = {"a": (50 * KIB,), "b": (10 * KIB,), "c": (25 * KIB,), "d": (50 * KIB,), "y": (50 * KIB,)}
+    assert taken(nodes, shapes, "y") == 400 * KIB, "a, then d; b; c, then a part of y"
+    assert taken(nodes, shapes | {"d": (2, 25 * KIB)}, "y") == 500 * KIB, "c is in what was a's, so d and y are not"
+
+
+def test_without_names_of_axes_the_runtime_neither_works_in_place_nor_plans_blocks() -> None:
+    shapes = alike("xab", (1, 8, 40, 40), y=(1,))
+    nodes = [node("MaxPool", "x", to="a"), node("Neg", "a", to="b"), node("Erf", "b", to="y")]
+
+    def known(x: OpenAxes) -> set[bool]:
+        return {made.shape is not None for task in lowered(nodes, shapes, "y", x=x) for made in task.made}
+
+    assert known(OpenAxes.NAMED) == {True}
+    assert known(OpenAxes.NAMED_INNER) == {False}, "a window makes lengths without names"
+    assert taken(nodes, shapes, "y") == 50 * KIB + 256
+    assert taken(nodes, shapes, "y", x=OpenAxes.NAMED_INNER) == 100 * KIB
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ([1, 3, 8, 8], OpenAxes.NAMED),
+        (["n", 3, 8, 8], OpenAxes.NAMED),
+        (["n", 3, "h", 8], OpenAxes.NAMED_INNER),
+        ([None, 3, 8, 8], OpenAxes.UNNAMED),
+    ],
+)
+def test_open_axes_are_those_without_a_length(shape: list[Any], found: OpenAxes) -> None:
+    info: ValueInfoProto = tensor("x", shape)
+    assert open_axes_of(info) is found
+
+
+def test_convolutions_work_on_blocks_and_what_does_not_gets_a_copy() -> None:
+    shapes = alike("abcy", (1, 16, 8, 8), x=(1, 3, 8, 8), w=(16, 3, 3, 3), w2=(16, 16, 3, 3))
+    nodes = [node("Conv", "x", "w", to="a"), node("Conv", "a", "w2", to="b"), node("Relu", "b", to="c")]
+    tasks = lowered([*nodes, node("Softmax", "c", to="y")], shapes, "y", absorbed=(2,))
+    assert layouts(execution_order(tasks, [])) == ["a#", "c#", "c", "y"]
+
+
+def test_a_convolution_copies_what_stands_in_the_usual_layout_once() -> None:
+    shapes = alike("abcxy", (1, 16, 8, 8), w=(16, 16, 3, 3))
+    nodes = [node("Softmax", "x", to="a"), node("Conv", "a", "w", to="b"), node("Conv", "a", "w", to="c")]
+    nodes += [node("Add", "b", "c", to="y")]
+    tasks = lowered(nodes, shapes, "y", absorbed=(3,))
+    assert sorted(layouts(tasks)) == ["a", "a#", "c#", "y", "y#"], "the first convolution adds the second's output"
+    adds = next(task for task in tasks if task.made[0].tensor == Tensor("y", True))
+    assert set(adds.reads) == {Tensor("a", True), Tensor("c", True)}
+    assert adds.reusable == (Tensor("c", True),), "into whose block it writes"
+
+
+@pytest.mark.parametrize(
+    ("weights", "groups", "is_blocked"),
+    [
+        ((16, 3, 3, 3), 1, True),
+        ((6, 16, 1, 1), 1, True),
+        ((16, 20, 1, 1), 1, True),
+        ((16, 18, 1, 1), 1, False),
+        ((32, 1, 3, 3), 32, True),
+        ((24, 1, 3, 3), 24, False),
+        ((32, 16, 3, 3), 2, True),
+        ((32, 8, 3, 3), 4, False),
+        ((32, 8, 3, 3), 0, False),
+    ],
+)
+def test_which_convolutions_work_on_blocks(weights: tuple[int, ...], groups: int, is_blocked: bool) -> None:
+    shapes: Shapes = {"x": (1, weights[1] * max(1, groups), 8, 8), "w": weights, "y": (1, weights[0], 8, 8)}
+    tasks = lowered([node("Conv", "x", "w", to="y", group=groups)], shapes, "y")
+    assert (Tensor("y", True) in {task.made[0].tensor for task in tasks}) == is_blocked
+    padded = {task.made[0].bytes for task in tasks if task.made[0].tensor == Tensor("y", True)}
+    assert padded <= {4 * 64 * (-(-weights[0] // 16) * 16)}
+
+
+def test_of_what_a_kernel_waits_for_the_last_in_the_list_runs_first() -> None:
+    nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
+    assert layouts(execution_order(lowered(nodes, {}, "y"), [])) == ["b", "a", "y"]
+
+
+def test_a_tensor_with_a_peculiar_name_is_a_tensor_like_any_other() -> None:
+    shapes: Shapes = {"x": (1, 16, 8, 8), "w": (16, 16, 1, 1), "a": (1, 16, 8, 8), "a\0": (1, 16, 8, 8), "": (1,)}
+    nodes = [node("Conv", "x", "w", to="a"), node("Erf", "x", to="a\0"), node("Add", "a", "a\0", to="y")]
+    assert taken(nodes, shapes, "y") > 0
