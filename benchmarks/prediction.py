@@ -40,7 +40,7 @@ from pathlib import Path
 from _machine import machine_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from _prediction.live import CaseChoice, LiveErrors, live_errors, measure_all
+from _prediction.live import CaseChoice, LiveErrors, LiveMeasured, again, live_errors, measure_all
 from _prediction.live import summary as live_summary
 from _prediction.live_models import MODELS
 from _prediction.moves import MoveTrial, move_trials
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="keep every core busy while measuring")
     parser.add_argument("--simulate", nargs="*", default=[], help="vendors' simulators, such as htp, for the processor")
     parser.add_argument("--raw", type=Path, help="write what was measured to this file")
+    parser.add_argument("--from", dest="measured", type=Path, help="judge what such a file says, and measure nothing")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
     parser.add_argument("--device", type=Path, help="CSV of a device that is in no table")
     parser.add_argument("--runtimes", nargs="*", default=["onnx"], help="of AI Hub (none: all)")
@@ -86,24 +87,27 @@ def main() -> None:
 
 
 def _live(options: argparse.Namespace) -> None:
-    models = [MODELS[name]() for name in options.models or MODELS]
-    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_cores(options))]
-    try:
-        receipts, measured = asyncio.run(
-            measure_all(models, _choice(options), options.rounds, options.seed, options.seconds)
-        )
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
-    if options.raw:
-        options.raw.write_bytes(pickle.dumps((receipts, measured)))
+    receipts, measured = again(options.measured) if options.measured else _measure(options)
     errors = live_errors(receipts, measured)
     loads = f"{'MB':>6} {'b':>6} {'load':>7} {'b':>6} {'cpu':>7} {'b':>6}"
     print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {loads}  basis")
     for each in sorted(errors, key=lambda each: each.case.name):
         print(_row(each))
     print(json.dumps(live_summary(errors)))
+
+
+def _measure(options: argparse.Namespace) -> LiveMeasured:
+    models = [MODELS[name]() for name in options.models or MODELS]
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_cores(options))]
+    try:
+        found = asyncio.run(measure_all(models, _choice(options), options.rounds, options.seed, options.seconds))
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+    if options.raw:
+        options.raw.write_bytes(pickle.dumps(found))
+    return found
 
 
 def _moves(options: argparse.Namespace) -> None:

@@ -38,7 +38,7 @@ from shoal.agent.core import admission
 from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, admissible_bytes
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.prediction.demand import demand_of
-from shoal.coordinator.core.prediction.load_law import sizes_of
+from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.prediction.region_residuals import RegionResiduals
@@ -136,7 +136,7 @@ class ShoalRule:
 
     def asked_bytes(self, model: str) -> int:
         profile = self._profiles[model]
-        law = RegionResiduals(self._residuals.values()).load(class_of_device(self._device), sizes_of(profile))
+        law = RegionResiduals(self._residuals.values()).load(class_of_device(self._device), load_needs(profile))
         found = predict(
             self._device, self._receipt, profile, profile.precision, measured=self._measured.get(model), load=law
         )
@@ -159,8 +159,8 @@ class ShoalRule:
     def on_loaded(self, model: str, measured: Measured) -> None:
         self._measured[model] = measured
         profile = self._profiles[model]
-        demand, sizes = demand_of(profile), sizes_of(profile)
-        found = residual_of(model, self._device, self._receipt.rates, profile.precision, demand, measured, sizes)
+        demand, needs = demand_of(profile), load_needs(profile)
+        found = residual_of(model, self._device, self._receipt.rates, profile.precision, demand, measured, needs)
         if found is not None:
             self._residuals[model] = found
 

@@ -7,6 +7,7 @@ processes of an agent's pool, and the coordinator's functions. Nothing is timed 
 import asyncio
 import hashlib
 import math
+import pickle
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from _prediction.live_models import LiveModel
@@ -27,7 +29,7 @@ from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, work_of
-from shoal.coordinator.core.prediction.load_law import sizes_of
+from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.prediction.region_residuals import RegionResiduals
@@ -91,9 +93,27 @@ class LiveErrors:
         return self.measured.latency_p50_s
 
 
+class LiveMeasured(NamedTuple):
+    """What one run of the benchmark measured."""
+
+    # By (device, threads).
+    receipts: Mapping[tuple[str, int], Receipt]
+    # By name of the case: its warm-ups, one a round.
+    cases: Mapping[str, tuple[LiveCase, list[Measured]]]
+
+
+def again(raw: Path) -> LiveMeasured:
+    """What an earlier run has written, with profiles as they are computed now."""
+    receipts, cases = pickle.loads(raw.read_bytes())
+    return LiveMeasured(
+        receipts,
+        {name: (replace(case, profile=_profile(case.model, case.batch)), seen) for name, (case, seen) in cases.items()},
+    )
+
+
 async def measure_all(
     models: Sequence[LiveModel], cases: "CaseChoice", rounds: int, seed: int, budget_s: float = math.inf
-) -> tuple[Mapping[tuple[str, int], Receipt], dict[str, tuple[LiveCase, list[Measured]]]]:
+) -> LiveMeasured:
     """Receipts by (device, threads), and the warm-ups of every case, one a round. Cases are in another order in every
     round, so that what else the machine does is no case's own.
 
@@ -121,7 +141,8 @@ async def measure_all(
                         print(f"# left out: {case.name}: {found.found:.120}", flush=True)
                     else:
                         measured.setdefault(case.name, (case, []))[1].append(found)
-    return receipts, {name: (case, seen) for name, (case, seen) in measured.items() if len(seen) >= min(rounds, 2)}
+    kept = {name: (case, seen) for name, (case, seen) in measured.items() if len(seen) >= min(rounds, 2)}
+    return LiveMeasured(receipts, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +186,7 @@ def live_errors(
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
         known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
-        load = others.load(_class_of(case), sizes_of(profile))
+        load = others.load(_class_of(case), load_needs(profile))
         calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction, load=load)
         assert isinstance(known, Prediction)
         assert isinstance(calibrated, Prediction)
@@ -211,8 +232,8 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
 
 def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
     rates, demand = receipts[case.device.name, case.threads].rates, demand_of(case.profile)
-    sizes = sizes_of(case.profile)
-    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first, sizes)
+    needs = load_needs(case.profile)
+    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first, needs)
     return None if found is None else replace(found, device_class=_class_of(case))
 
 

@@ -127,11 +127,15 @@ class ModelProfile:
     # What a load copies of constants beside the usual: those in Constant nodes once, and those of graphs inside nodes
     # twice for each level. 0 in a profile of an older version.
     copied_bytes: Bytes = Bytes(0)
+    # What each further request of a batch takes beside `run_bytes`; 0 in a profile of an older version: as much again.
+    run_growth_bytes: Bytes = Bytes(0)
 
-    @property
-    def memory_of_run(self) -> Bytes:
-        """`run_bytes`, or what stands for it."""
-        return self.run_bytes or self.activation_bytes
+    def memory_of_run(self, batch: float = 1) -> float:
+        """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request
+        that is smaller than the reference shapes."""
+        one = self.run_bytes or self.activation_bytes
+        growth = self.run_growth_bytes or one
+        return one * batch if batch < 1 else one + growth * (batch - 1)
 
     @property
     def flops(self) -> float:

@@ -46,7 +46,7 @@ def lowered(
 def taken(
     nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
 ) -> int:
-    return run_bytes(lowered(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results))
+    return run_bytes(lowered(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results)).one_bytes
 
 
 def layouts(tasks: list[Task]) -> list[str]:
@@ -182,3 +182,12 @@ def test_a_tensor_with_a_peculiar_name_is_a_tensor_like_any_other() -> None:
     shapes: Shapes = {"x": (1, 16, 8, 8), "w": (16, 16, 1, 1), "a": (1, 16, 8, 8), "a\0": (1, 16, 8, 8), "": (1,)}
     nodes = [node("Conv", "x", "w", to="a"), node("Erf", "x", to="a\0"), node("Add", "a", "a\0", to="y")]
     assert taken(nodes, shapes, "y") > 0
+
+
+def test_each_further_request_takes_what_four_take_more_than_one() -> None:
+    """Regions of 1, 2, 4 MiB: three tensors of 400 KiB fit into two of them, those of 1.6 MiB need three."""
+    nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
+    tasks = lowered(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
+    found = run_bytes(tasks, [Tensor("y")])
+    assert found.one_bytes == 3 * 400 * KIB
+    assert found.growth_bytes == 3 * 400 * KIB

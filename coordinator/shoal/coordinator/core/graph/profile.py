@@ -99,7 +99,8 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
             for (kind, _), cost in sorted(ran.tally.kernels.items())
         ),
         largest_weight_bytes=Bytes(max((each.bytes for each in each_weight), default=0)),
-        run_bytes=Bytes(input_bytes + ran.arena_bytes),
+        run_bytes=Bytes(input_bytes + ran.arena.one_bytes),
+        run_growth_bytes=Bytes(input_bytes + ran.arena.growth_bytes),
         copied_bytes=Bytes(sum(each.bytes * each.copies for each in each_weight)),
     )
 

@@ -7,10 +7,11 @@ where workers open models.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.coordinator.core.graph.arena import Arena
 
+_MANY: Final = 4
 _Shape = tuple[int, ...]
 
 
@@ -48,20 +49,38 @@ class Task(NamedTuple):
     place: int
 
 
-def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> int:
-    """Memory that a run has used when it ends, which a process keeps resident. What the caller holds, inputs and
-    weights, takes none."""
+class RunBytes(NamedTuple):
+    """Memory that a run has used when it ends, which a process keeps resident."""
+
+    # Of one request.
+    one_bytes: int
+    # Of each further one that runs with it.
+    growth_bytes: int
+
+
+NOTHING: Final = RunBytes(0, 0)
+
+
+def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> RunBytes:
+    """What the caller holds, inputs and weights, takes none. Regions double, so what a run takes is not in proportion
+    to its requests: growth is that from one to `_MANY`."""
     results = tuple(results)
     ordered = execution_order(tasks, results)
     plan = _Plan(ordered, results)
+    one, many = (_touched_bytes(ordered, plan, requests) for requests in (1, _MANY))
+    return RunBytes(one, max(0, many - one) // (_MANY - 1))
+
+
+def _touched_bytes(ordered: Sequence[Task], plan: "_Plan", requests: int) -> int:
+    """requests: every tensor is so many times as large."""
     arena, addresses = Arena(), dict[int, int]()
     for number, task in enumerate(ordered):
         for each in task.made:
             block = plan.blocks.get(each.tensor)
             if block is not None and block not in addresses:
-                addresses[block] = arena.allocate(each.bytes)
+                addresses[block] = arena.allocate(requests * each.bytes)
         if task.inner_bytes:
-            arena.free(arena.allocate(task.inner_bytes))
+            arena.free(arena.allocate(requests * task.inner_bytes))
         for block in plan.ends.get(number, ()):
             arena.free(addresses[block])
     return arena.touched_bytes

@@ -19,7 +19,7 @@ from shoal.coordinator.core.graph.contents import (
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
 from shoal.coordinator.core.graph.kernels import absorbed_nodes, intensity_of, kind_of, weight_bytes
-from shoal.coordinator.core.graph.run_memory import Tensor, run_bytes
+from shoal.coordinator.core.graph.run_memory import NOTHING, RunBytes, Tensor, run_bytes
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
 
 TensorScope = MutableMapping[str, Value]
@@ -101,8 +101,8 @@ class GraphRun:
     peak_bytes: int
     # Costs of all nodes that ran.
     tally: CostTally
-    # What the run takes of the runtime's arena (`run_memory.run_bytes`); 0 of a body inside a node.
-    arena_bytes: int = 0
+    # What the run takes of the runtime's arena; nothing of a body inside a node.
+    arena: RunBytes = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def run_graph(
     if steps is None:
         return ran
     given = {info.name: open_axes_of(info) for info in graph.input if info.name in inputs}
-    return replace(ran, arena_bytes=run_bytes(tasks_of(steps, results, given), map(Tensor, results)))
+    return replace(ran, arena=run_bytes(tasks_of(steps, results, given), map(Tensor, results)))
 
 
 def _run(

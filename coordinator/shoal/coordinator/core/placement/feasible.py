@@ -31,7 +31,7 @@ from shoal.coordinator.core.prediction.demand import (
     open_axis,
     prepared_profile,
 )
-from shoal.coordinator.core.prediction.load_law import LoadEstimate, sizes_of
+from shoal.coordinator.core.prediction.load_law import LoadEstimate, load_needs
 from shoal.coordinator.core.prediction.model import Correction, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.prediction.region_residuals import RegionResiduals, region_residuals
@@ -318,7 +318,7 @@ class Scope:
         """What loading takes, by the region's loads; None where there are too few."""
         if not self.inputs.residuals:
             return None
-        return self.residuals.load(class_of_device(device), sizes_of(profile, batch))
+        return self.residuals.load(class_of_device(device), load_needs(profile, batch))
 
     def may_sleep(self, device: Device) -> bool:
         """Whether a device sleeps while it has nothing to do: it can, and the region lets devices sleep."""

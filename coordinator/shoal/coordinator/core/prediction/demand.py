@@ -174,7 +174,8 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         costs=tuple(scale(cost) for cost in profile.costs),
         kernels=tuple(replace(each, flops=each.flops * ratio, bytes=each.bytes * ratio) for each in profile.kernels),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
-        run_bytes=Bytes(int(profile.run_bytes * ratio)),
+        run_bytes=Bytes(int(profile.memory_of_run(ratio)) if profile.run_bytes else 0),
+        run_growth_bytes=Bytes(int(profile.run_growth_bytes * ratio)),
     )
 
 

@@ -14,6 +14,7 @@ LEAST_LOADS: Final = 8
 """From fewer no law is learnt: it has eight coefficients."""
 _INNER_GRAPHS: Final = {"If": 2, "Loop": 1, "Scan": 1}
 """By operator: the graphs that a node has."""
+_CONVOLUTIONS: Final = frozenset({"conv", "pointwise", "grouped", "depthwise"})
 _ERROR: Final = 0.1
 """Relative error of a load that the law should explain; larger ones lose weight."""
 _REWEIGHTINGS: Final = 5
@@ -50,6 +51,16 @@ class LoadSizes(NamedTuple):
     inner_graphs: float = 0.0
 
 
+class LoadNeeds(NamedTuple):
+    """What a load's laws ask for."""
+
+    # What its time is linear in, and its memory where nothing is known of the runtime's phases.
+    sizes: LoadSizes
+    # What its memory is linear in with the runtime's own provider for processors: `other_bytes` are a third of what it
+    # takes until it is ready, `activation_bytes` what a run takes beyond that; neither in proportion to weights.
+    memory_sizes: LoadSizes
+
+
 class LoadSeen(NamedTuple):
     """One load."""
 
@@ -66,7 +77,7 @@ class _Prior(NamedTuple):
     deviation: LoadSizes
 
 
-_PROCESSOR: Final = "CPUExecutionProvider"
+PROCESSOR: Final = "CPUExecutionProvider"
 """The runtime's own provider for processors, as ONNX Runtime names it: it brings no library and compiles nothing."""
 _PROCESSOR_MEMORY: Final = _Prior(
     LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
@@ -79,6 +90,13 @@ The region's own loads decide."""
 _MEMORY: Final = _PROCESSOR_MEMORY._replace(deviation=_PROCESSOR_MEMORY.deviation._replace(session=1e8))
 """The same of other providers: they bring libraries of 100 MB and more."""
 _FILE_COPIES: Final = 3
+_CODE_BYTES: Final = 8.1 * 2**20
+"""Pages of the runtime's code that a first session touches once it has read its file: RssFile of fresh workers with
+ONNX Runtime 1.32 on x86 rose from 29.4 to 37.1 .. 38.2 MiB with six of seven models while it optimised them. With the
+seventh the peak came before."""
+_REORDER_COPIES: Final = 3
+"""Of the convolution's weights that are being reordered: nchwc_transformer.cc holds them unpacked, in their new order,
+and as a new tensor."""
 _RUN_SHARE: Final = 1.25
 """Memory that a run takes for each byte of `ModelProfile.run_bytes`: what the region's law says of most models."""
 _PROCESSOR_SECONDS: Final = _Prior(
@@ -104,9 +122,7 @@ class LoadEstimate(NamedTuple):
 
 def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
     """batch: most requests that run as one."""
-    convolved = sum(
-        each.weight_bytes for each in profile.kernels if each.kind in ("conv", "pointwise", "grouped", "depthwise")
-    )
+    convolved = sum(each.weight_bytes for each in profile.kernels if each.kind in _CONVOLUTIONS)
     convolved = min(convolved, float(profile.weight_bytes))
     # What a load holds only until it ends: the file, and half of the further copies. A run uses that memory again. The
     # live tensors of an older profile are less than a run takes already.
@@ -116,11 +132,36 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
         convolutions=float(convolved > 0),
         convolution_bytes=convolved,
         other_bytes=max(0.0, profile.size_bytes - convolved) + profile.copied_bytes / _FILE_COPIES,
-        activation_bytes=max(0.0, profile.memory_of_run * batch - freed / _RUN_SHARE),
+        activation_bytes=max(0.0, profile.memory_of_run(batch) - freed / _RUN_SHARE),
         nodes=float(sum(cost.nodes for cost in profile.costs)),
         largest_weight_bytes=float(profile.largest_weight_bytes),
         inner_graphs=float(sum(_INNER_GRAPHS.get(cost.operator, 0) * cost.nodes for cost in profile.costs)),
     )
+
+
+def load_needs(profile: ModelProfile, batch: int = 1) -> LoadNeeds:
+    """batch: most requests that run as one."""
+    sizes = sizes_of(profile, batch)
+    if not profile.run_bytes:
+        return LoadNeeds(sizes, sizes)
+    file, kept = float(profile.size_bytes), float(profile.copied_bytes if sizes.inner_graphs else 0)
+    read = _FILE_COPIES * file + profile.copied_bytes
+    largest = max(
+        (each.weight_bytes / each.launches for each in profile.kernels if each.kind in _CONVOLUTIONS and each.launches),
+        default=0.0,
+    )
+    reordered = sizes.convolution_bytes + _REORDER_COPIES * largest
+    # The file as it was read, its tensors, and those that are made of them.
+    optimised = _CODE_BYTES + 2 * file + kept + max(sizes.largest_weight_bytes, reordered)
+    ready = max(read, optimised)
+    ran = _CODE_BYTES + file + kept + _RUN_SHARE * profile.memory_of_run(batch)
+    memory_sizes = sizes._replace(
+        convolution_bytes=0.0,
+        other_bytes=(ready - _CODE_BYTES) / _FILE_COPIES,
+        activation_bytes=max(0.0, ran - ready) / _RUN_SHARE,
+        largest_weight_bytes=0.0,
+    )
+    return LoadNeeds(sizes, memory_sizes)
 
 
 class LoadWait(NamedTuple):
@@ -244,7 +285,7 @@ def _trust_of(errors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def memory_law(seen: Sequence[LoadSeen], provider: str) -> LoadLaw | None:
     """Of loads with one provider; None of too few."""
-    prior = _PROCESSOR_MEMORY if provider == _PROCESSOR else _MEMORY
+    prior = _PROCESSOR_MEMORY if provider == PROCESSOR else _MEMORY
     return LoadLaw(seen, prior) if len(seen) >= LEAST_LOADS else None
 
 
@@ -256,5 +297,5 @@ def wait_of(parts: Sequence[float]) -> LoadWait:
 
 def seconds_law(seen: Sequence[LoadSeen], provider: str) -> LoadLaw | None:
     """Of loads on one device class, which has this provider; None of too few."""
-    prior = _PROCESSOR_SECONDS if provider == _PROCESSOR else _SECONDS
+    prior = _PROCESSOR_SECONDS if provider == PROCESSOR else _SECONDS
     return LoadLaw(seen, prior) if len(seen) >= LEAST_LOADS else None

@@ -101,7 +101,7 @@ def _from_roofline(
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
     """Equation 4. The upper end of the interval is what is committed."""
-    run = profile.memory_of_run * batch
+    run = profile.memory_of_run(batch)
     of_run = RUN_BYTES if profile.run_bytes else Interval(1.0, 1.0, 1.0)  # of an older profile: its live tensors
     ends = zip(PROCESS_BYTES, FILE_BYTES, of_run, strict=True)
     return Interval(*(fixed + file * profile.size_bytes + each * run for fixed, file, each in ends))
@@ -131,7 +131,7 @@ def _from_measurement(
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
     p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
-    memory = measured.memory_bytes + profile.memory_of_run * (batch - 1)
+    memory = measured.memory_bytes + profile.memory_of_run(batch) - profile.memory_of_run()
     sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
         latency_p50_s=_within(p50, half),

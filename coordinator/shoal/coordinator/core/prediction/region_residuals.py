@@ -10,8 +10,10 @@ from typing import Any, Final, NamedTuple
 from immutables import Map
 
 from shoal.coordinator.core.prediction.load_law import (
+    PROCESSOR,
     LoadEstimate,
     LoadLaw,
+    LoadNeeds,
     LoadSeen,
     LoadSizes,
     LoadWait,
@@ -36,7 +38,7 @@ _MOST_WAIT: Final = 1000.0
 """A load that took longer than so many times its processor time says nothing of its work. A choice."""
 _UNSEEN: Final[Mapping[str, Any]] = {
     "log_ratio": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
-    "log_tail": 0.0, "tail_runs": 0,
+    "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -77,14 +79,15 @@ class RegionResiduals:
         for device_class in {each.device_class for each in self._loads}:
             self._laws_of(device_class)
 
-    def load(self, device_class: DeviceClass, sizes: LoadSizes) -> LoadEstimate | None:
-        """What loading a model of these sizes takes; None where the region has loaded too few on this class."""
+    def load(self, device_class: DeviceClass, needs: LoadNeeds) -> LoadEstimate | None:
+        """What loading a model takes; None where the region has loaded too few on this class."""
         memory, seconds = self._laws_of(device_class)
         if memory is None or seconds is None:
             return None
         law, wait = seconds
-        work_s = law.estimate(sizes)
-        return LoadEstimate(memory.estimate(sizes, never_under=True), wait.stretch(work_s), work_s)
+        work_s = law.estimate(needs.sizes)
+        held = memory.estimate(_memory_sizes(needs, device_class.provider), never_under=True)
+        return LoadEstimate(held, wait.stretch(work_s), work_s)
 
     def _work_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
         """What loads on the class take of a processor where that is known, otherwise by the clock; and their waits."""
@@ -101,7 +104,7 @@ class RegionResiduals:
         provider = device_class.provider
         if provider not in self._memory_laws:
             same = [each for each in self._loads if each.device_class.provider == provider]
-            seen = _seen((each.load_sizes, each.memory_bytes) for each in same)
+            seen = _seen((_seen_sizes(each), each.memory_bytes) for each in same)
             self._memory_laws[provider] = _memory_law(seen, provider)
         if device_class not in self._seconds_laws:
             self._seconds_laws[device_class] = self._work_law(device_class)
@@ -113,6 +116,18 @@ class RegionResiduals:
         return self._errors.correction(
             Residual(model, device_class, tuple(round(20 * share) / 20 for share in mix), 0.0)
         )
+
+
+def _memory_sizes(needs: LoadNeeds, provider: str) -> LoadSizes:
+    """Of other providers' phases nothing is known."""
+    return needs.memory_sizes if provider == PROCESSOR else needs.sizes
+
+
+def _seen_sizes(seen: Residual) -> LoadSizes | None:
+    """What the memory of the load is linear in."""
+    if seen.load_sizes is None or seen.memory_sizes is None:
+        return seen.load_sizes
+    return _memory_sizes(LoadNeeds(seen.load_sizes, seen.memory_sizes), seen.device_class.provider)
 
 
 class _Seen(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
-from shoal.coordinator.core.prediction.load_law import LoadSizes
+from shoal.coordinator.core.prediction.load_law import LoadNeeds, LoadSizes
 from shoal.coordinator.core.prediction.predict import LEAST_SPREAD
 from shoal.coordinator.core.prediction.roofline import service_parts
 from shoal.coordinator.core.prediction.tails import log_tail
@@ -53,6 +53,8 @@ class Residual:
     tail_runs: int = 0
     # Processor time of the load; 0 where that is unknown.
     load_cpu_s: float = 0.0
+    # `LoadNeeds.memory_sizes`; None in a record of an older version.
+    memory_sizes: LoadSizes | None = None
 
     @property
     def is_plausible(self) -> bool:
@@ -71,7 +73,7 @@ def residual_of(
     precision: str,
     demand: ModelDemand,
     measured: Measured,
-    sizes: LoadSizes | None = None,
+    needs: LoadNeeds | None = None,
 ) -> Residual | None:
     """None where the receipt promises nothing, or the measurement is none that could be."""
     measured_s = measured.latency_p50_s
@@ -83,8 +85,9 @@ def residual_of(
     ratio = math.log(measured_s / promised)
     tail = log_tail(measured_s, measured.latency_p95_s)
     found = Residual(
-        *(model, class_of_device(device), mix, ratio, sizes),
+        *(model, class_of_device(device), mix, ratio, needs.sizes if needs else None),
         *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
+        needs.memory_sizes if needs else None,
     )
     return found if found.is_plausible else None
 

@@ -1,5 +1,6 @@
 """What a region learns from its warm-ups: rooflines corrected where they were seen to miss, and by how much sure."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from harness.builders.coordinator_core import device, node, profile, receipt
+from shoal.coordinator import codec
 from shoal.coordinator.core.prediction.demand import OperatorClass, demand_of
-from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadSizes
+from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadNeeds, LoadSizes
 from shoal.coordinator.core.prediction.model import Basis, Correction, Prediction
 from shoal.coordinator.core.prediction.predict import ROOFLINE_FACTOR, predict
 from shoal.coordinator.core.prediction.region_residuals import RegionResiduals, region_residuals
@@ -174,13 +176,50 @@ def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
     assert correction(seen, "z", BOARD, half).mid == pytest.approx(2, rel=0.2)
 
 
+def needs(sizes: LoadSizes) -> LoadNeeds:
+    """As of a model of whose phases nothing is known."""
+    return LoadNeeds(sizes, sizes)
+
+
+def test_memory_follows_the_phases_of_a_load_with_the_runtimes_own_provider_alone() -> None:
+    def load_of(number: int, where: DeviceClass) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 0.0, 10.0)
+        phases = sizes._replace(other_bytes=1e6 * (number % 5))
+        taken = 1e7 + 3 * (phases if where.provider == "CPUExecutionProvider" else sizes).other_bytes
+        seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_sizes=phases, memory_bytes=taken)
+        return replace(seen, device_class=where, load_s=0.01 * number)
+
+    asked = LoadNeeds(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0), LoadSizes(1.0, 0.0, 0.0, 1e6, 0.0, 10.0))
+    for provider, taken in (("CPUExecutionProvider", 1.3e7), ("QNNExecutionProvider", 3.7e7)):
+        where = DeviceClass(provider, "one")
+        found = RegionResiduals(load_of(number, where) for number in range(1, 20)).load(where, asked)
+        assert found is not None
+        assert found.memory_bytes.mid == pytest.approx(taken, rel=0.05)
+
+
+def test_records_of_an_older_version_still_teach_memory() -> None:
+    """They have no sizes of the phases."""
+
+    def load_of(number: int) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 0.0, 10.0)
+        seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7 + 3e6 * number, load_s=0.01)
+        stored = json.loads(codec.dump(replace(seen, memory_sizes=sizes)))
+        del stored["memory_sizes"]
+        return codec.load(Residual, json.dumps(stored).encode())
+
+    asked = needs(LoadSizes(1.0, 0.0, 0.0, 5e6, 0.0, 10.0))
+    found = RegionResiduals(load_of(number) for number in range(1, 20)).load(BOARD, asked)
+    assert found is not None
+    assert found.memory_bytes.mid == pytest.approx(2.5e7, rel=0.05)
+
+
 def test_loads_are_predicted_where_enough_were_seen() -> None:
     def load_of(number: int) -> Residual:
         sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0 + 7 * (number % 3))
         seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7 + 3e6 * number)
         return replace(seen, load_s=0.01 * number)
 
-    asked = LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 20.0)
+    asked = needs(LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 20.0))
     few = RegionResiduals(load_of(number) for number in range(1, LEAST_LOADS))
     assert few.load(BOARD, asked) is None
     enough = RegionResiduals(load_of(number) for number in range(1, 20))
@@ -202,7 +241,7 @@ def test_waits_of_other_loads_are_no_property_of_a_model() -> None:
         seen = replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7 + 3e6 * number)
         return replace(seen, load_s=work_s * rng.uniform(1, 5), load_cpu_s=work_s)
 
-    asked = LoadSizes(1.0, 0.0, 0.0, 1e7, 1e6, 10.0)
+    asked = needs(LoadSizes(1.0, 0.0, 0.0, 1e7, 1e6, 10.0))
     found = RegionResiduals(load_of(number) for number in range(1, 40)).load(BOARD, asked)
     assert found is not None
     assert found.work_s.mid == pytest.approx(0.1, rel=0.05)
@@ -216,9 +255,8 @@ def test_without_processor_time_loads_are_learnt_by_the_clock() -> None:
         sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 1e5 * number, 10.0)
         return replace(residual(2, f"m{number}"), load_sizes=sizes, memory_bytes=1e7, load_s=0.01 * number)
 
-    found = RegionResiduals(load_of(number) for number in range(1, 20)).load(
-        BOARD, LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 10.0)
-    )
+    asked = needs(LoadSizes(1.0, 0.0, 0.0, 5e6, 5e5, 10.0))
+    found = RegionResiduals(load_of(number) for number in range(1, 20)).load(BOARD, asked)
     assert found is not None
     assert found.load_s == pytest.approx(found.work_s)
 
