@@ -38,12 +38,13 @@ def test_a_block_of_a_residual_network_is_its_convolutions() -> None:
         helper.make_node("Add", ["c", "x"], ["s"]),
         helper.make_node("Relu", ["s"], ["y"]),
     ]
-    assert kernels(block) == {"conv": 2}
+    # Those of x, which the caller holds in the usual layout, and of y.
+    assert kernels(block) == {"conv": 2, "copy": 2}
 
 
 def test_what_two_read_is_not_fused() -> None:
     branch = [conv("x", "a"), helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Add", ["a", "r"], ["y"])]
-    assert kernels(branch) == {"conv": 1, "elementwise": 2}
+    assert kernels(branch) == {"conv": 1, "elementwise": 2, "copy": 1}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,9 @@ def test_what_two_read_is_not_fused() -> None:
     [("w", 1, "conv"), ("point", 1, "pointwise"), ("half", 2, "grouped"), ("one", 8, "depthwise")],
 )
 def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
-    assert kernels([conv("x", "y", weights, groups)]) == {kind: 1}
+    found = kernels([conv("x", "y", weights, groups)])
+    assert found.pop("copy", 0) == (groups == 1), "of the result"
+    assert found == {kind: 1}
 
 
 def test_constants_are_folded_and_views_are_free() -> None:

@@ -138,6 +138,7 @@ def test_convolutions_work_on_blocks_and_what_does_not_gets_a_copy() -> None:
     nodes = [node("Conv", "x", "w", to="a"), node("Conv", "a", "w2", to="b"), node("Relu", "b", to="c")]
     tasks = lowered([*nodes, node("Softmax", "c", to="y")], shapes, "y", absorbed=(2,))
     assert layouts(execution_order(tasks, [])) == ["a#", "c#", "c", "y"]
+    assert layouts([task for task in tasks if task.is_copy]) == ["c"]
 
 
 def test_a_convolution_copies_what_stands_in_the_usual_layout_once() -> None:

@@ -253,7 +253,8 @@ class _Lowering:
                 continue
             source = (Tensor(name, not is_blocked),) if name in self._makers else ()
             place = reader + 1 if is_blocked else 4 * count + number
-            yield Task(source, (), (self._made(name, self._values[name], is_blocked=is_blocked),), 0, False, place)
+            made = self._made(name, self._values[name], is_blocked=is_blocked)
+            yield Task(source, (), (made,), 0, False, place, is_copy=True)
 
 
 def _task(kernel: _Kernel) -> Task:

@@ -47,6 +47,8 @@ class Task(NamedTuple):
     is_view: bool
     # In the runtime's list of nodes. Of several tasks that one waits for, the last in the list runs first.
     place: int
+    # It copies one tensor into another layout, which is no node of the model.
+    is_copy: bool = False
 
 
 class RunBytes(NamedTuple):

@@ -79,6 +79,12 @@ class CostTally:
             found = self.kernels.setdefault((kind, intensity_of(flops, traffic)), KernelSum())
             found.add(KernelSum(1.0, flops, traffic - weights, weights))
 
+    def add_copy(self, size: int) -> None:
+        """Of so many bytes, which are read and written."""
+        traffic = 2.0 * size
+        found = self.kernels.setdefault(("copy", intensity_of(0.0, traffic)), KernelSum())
+        found.add(KernelSum(1.0, 0.0, traffic))
+
     def merge(self, other: "CostTally", share: float = 1.0) -> None:
         """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""
         self.unknown += other.unknown
@@ -140,7 +146,11 @@ def run_graph(
     if steps is None:
         return ran
     given = {info.name: open_axes_of(info) for info in graph.input if info.name in inputs}
-    return replace(ran, arena=run_bytes(tasks_of(steps, results, given), map(Tensor, results)))
+    tasks = tasks_of(steps, results, given)
+    for task in tasks:
+        if task.is_copy:
+            ran.tally.add_copy(task.made[0].bytes)
+    return replace(ran, arena=run_bytes(tasks, map(Tensor, results)))
 
 
 def _run(
