@@ -67,7 +67,9 @@ def _correction(found: Correction | None, confident: bool, spread: float) -> Cor
     """What to multiply a roofline by. Wider for the receipt's own spread, and for a profile whose shapes could not all
     be inferred."""
     known = found or Correction(1 / ROOFLINE_FACTOR, 1.0, ROOFLINE_FACTOR, Basis.GUESS, TAIL_GUESS)
-    wider = (1 + spread) * (1.0 if confident or known.basis is Basis.SAME_CLASS else UNCERTAIN_FACTOR / ROOFLINE_FACTOR)
+    of_receipt = 1.0 if known.basis in (Basis.SAME_CLASS, Basis.CALIBRATED) else 1 + spread
+    is_sure = confident or known.basis is Basis.SAME_CLASS
+    wider = of_receipt * (1.0 if is_sure else UNCERTAIN_FACTOR / ROOFLINE_FACTOR)
     return known._replace(low=known.low / wider, high=known.high * wider)
 
 

@@ -38,7 +38,7 @@ _MOST_WAIT: Final = 1000.0
 """A load that took longer than so many times its processor time says nothing of its work. A choice."""
 _UNSEEN: Final[Mapping[str, Any]] = {
     "log_ratio": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
-    "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
+    "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None, "is_of_sum": True,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -58,7 +58,8 @@ class RegionResiduals:
         for each in residuals:
             if each.is_plausible:
                 groups[each.model, each.device_class].append(each)
-        kept = [groups[key] for key in sorted(groups)[:MOST_RESIDUALS]]
+        of_sums = {key: of_sum for key, rows in groups.items() if (of_sum := [each for each in rows if each.is_of_sum])}
+        kept = [of_sums[key] for key in sorted(of_sums)[:MOST_RESIDUALS]]
         self._errors = _errors_of(
             tuple(
                 _Seen(

@@ -55,6 +55,9 @@ class Residual:
     load_cpu_s: float = 0.0
     # `LoadNeeds.memory_sizes`; None in a record of an older version.
     memory_sizes: LoadSizes | None = None
+    # `log_ratio` and `mix` are of a roofline whose arithmetic and movement add up. In a record of an older version they
+    # are of one that takes the larger: then they tell nothing, and memory and load count alone.
+    is_of_sum: bool = False
 
     @property
     def is_plausible(self) -> bool:
@@ -88,6 +91,7 @@ def residual_of(
         *(model, class_of_device(device), mix, ratio, needs.sizes if needs else None),
         *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
+        True,
     )
     return found if found.is_plausible else None
 

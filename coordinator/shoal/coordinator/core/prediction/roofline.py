@@ -1,4 +1,9 @@
-"""What a receipt promises of a model: the roofline of its operator classes (docs/guides/prediction.md, section 2)."""
+"""What a receipt promises of a model: the roofline of its operator classes (docs/guides/prediction.md, section 2).
+
+Arithmetic and movement add up, since a core computes little while it waits for a cache line: the model of Stengel,
+Treibig, Hager, Wellein, Quantifying performance bottlenecks of stencil computations using the
+Execution-Cache-Memory model, ICS 2015, section 2, for all levels of memory at once.
+"""
 
 import math
 
@@ -13,7 +18,7 @@ _COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
 
 
 def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
-    """Equation 1: launch + sum over classes of max(flops / rate, bytes / bandwidth) + (nodes - 1) x time per node.
+    """Equation 1: launch + sum over classes of (flops / rate + bytes / bandwidth) + (nodes - 1) x time per node.
 
     Returns NaN where a rate that is needed was not measured.
     """
@@ -26,7 +31,7 @@ def service_parts(demand: ModelDemand, rates: Rates, precision: str) -> tuple[fl
     for row in demand.rows:
         moved = (row.bytes + row.weight_bytes) / _bandwidth(row.kind, rates)
         computed = row.flops / _flops(row.kind, rates, precision) if row.flops > 0 else 0.0
-        parts[row.kind] += math.nan if math.isnan(moved) or math.isnan(computed) else max(moved, computed)
+        parts[row.kind] += moved + computed
     return (rates.launch_s + max(0, demand.nodes - 1) * rates.node_s, *parts.values())
 
 

@@ -43,7 +43,7 @@ CARD = DeviceClass("CUDAExecutionProvider", "maker card")
 def residual(
     factor: float, model: str = "a", where: DeviceClass = BOARD, mix: tuple[float, ...] = CONV
 ) -> Residual:  # fmt: skip
-    return Residual(model, where, mix, math.log(factor))
+    return Residual(model, where, mix, math.log(factor), is_of_sum=True)
 
 
 def warm_up_of(latency_s: float) -> Measured:
@@ -147,7 +147,7 @@ def test_a_correction_is_of_the_values_alone() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(), st.sampled_from("abc"), st.sampled_from([BOARD, BOX, CARD])), max_size=8))
 def test_any_store_gives_an_interval_in_order_or_none(store: list[tuple[float, str, DeviceClass]]) -> None:
-    seen = [Residual(model, where, CONV, ratio) for ratio, model, where in store]
+    seen = [Residual(model, where, CONV, ratio, is_of_sum=True) for ratio, model, where in store]
     found = RegionResiduals(seen).correction("a", CARD, MATMUL)
     assert found is None or 0 < found.low <= found.mid <= found.high < math.inf
 
@@ -195,6 +195,16 @@ def test_memory_follows_the_phases_of_a_load_with_the_runtimes_own_provider_alon
         found = RegionResiduals(load_of(number, where) for number in range(1, 20)).load(where, asked)
         assert found is not None
         assert found.memory_bytes.mid == pytest.approx(taken, rel=0.05)
+
+
+def test_a_ratio_of_an_older_version_tells_nothing() -> None:
+    """It is to a roofline that takes the larger of arithmetic and movement."""
+    older = [replace(residual(8.0, model), is_of_sum=False) for model in "abcdefgh"]
+    assert RegionResiduals(older).correction("z", BOARD, CONV) is None
+    newer = residual(1.0, "y")
+    assert RegionResiduals([*older, newer]).correction("z", BOARD, CONV) == RegionResiduals([newer]).correction(
+        "z", BOARD, CONV
+    )
 
 
 def test_records_of_an_older_version_still_teach_memory() -> None:
@@ -275,5 +285,8 @@ def test_a_corrected_prediction() -> None:
     assert found.basis is Basis.CALIBRATED
     assert found.latency_p50_s.mid == pytest.approx(2 * plain.latency_p50_s.mid)
     assert found.joules.mid == pytest.approx(2 * plain.joules.mid)
-    assert found.latency_p50_s.high == pytest.approx(2.5 * 1.05 * plain.latency_p50_s.mid)
+    assert found.latency_p50_s.high == pytest.approx(2.5 * plain.latency_p50_s.mid), "the region's errors have it"
+    elsewhere = predict(device(), signed, model, "fp32", correction=told._replace(basis=Basis.TRANSFERRED))
+    assert isinstance(elsewhere, Prediction)
+    assert elsewhere.latency_p50_s.high == pytest.approx(2.5 * 1.05 * plain.latency_p50_s.mid)
     assert unsure.latency_p50_s.high > found.latency_p50_s.high
