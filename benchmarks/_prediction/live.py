@@ -278,7 +278,11 @@ def _share(values: Iterable[object]) -> float:
 
 
 def _profile(model: LiveModel, batch: int) -> ModelProfile:
-    found = profile_of(model.content, _digest(model))
+    """As of a model that is pushed with `--shape` for each input, and then runs in batches. A model of whose axes two
+    have one name and other lengths is pushed without."""
+    found = profile_of(model.content, _digest(model), shapes=model.shapes)
+    if not isinstance(found, ModelProfile):
+        found = profile_of(model.content, _digest(model))
     assert isinstance(found, ModelProfile), found
     return at_shapes(found, model.at_batch(batch))
 

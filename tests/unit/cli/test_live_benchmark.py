@@ -1,7 +1,9 @@
 """`shoal bench prediction --live`: which cases there are, and how measurements are judged."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,20 @@ def test_the_last_line(parts: dict[str, Any]) -> None:
         "memory_within_10", "memory_worst_under", "committed_worst_under", "load_within_30", "coverage_load",
             "load_cpu_within_30", "cases", "architectures",
     }  # fmt: skip
+
+
+def test_what_was_measured_is_judged_again_with_profiles_as_they_are_computed_now(
+    parts: dict[str, Any], tmp_path: Path
+) -> None:
+    live, box = parts["live"], device()
+    (case,) = live.CaseChoice((1,), (1,)).of([live_model(parts, "a", "f")], [box])
+    stale = replace(case, profile=replace(case.profile, size_bytes=Bytes(1)))
+    found = receipt(node("n", box), box)
+    raw = tmp_path / "raw"
+    raw.write_bytes(pickle.dumps(live.LiveMeasured({(box.name, 1): found}, {case.name: (stale, [warm_up(1.0)])})))
+    receipts, cases = live.again(raw)
+    assert receipts == {(box.name, 1): found}
+    assert cases == {case.name: (case, [warm_up(1.0)])}
 
 
 @pytest.mark.parametrize("name", ["loop", "scan", "branch"])
