@@ -28,7 +28,7 @@ def alike(names: str, shape: tuple[int, ...], **others: tuple[int, ...]) -> Shap
     return dict.fromkeys(names, shape) | others
 
 
-def lowered(
+def lower(
     nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
 ) -> list[Task]:
     """Tensors named w.. are weights; those without a shape have 100 KiB."""
@@ -43,10 +43,10 @@ def lowered(
     return tasks_of(steps, results, {"x": x})
 
 
-def taken(
+def bytes_of(
     nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
 ) -> int:
-    return run_bytes(lowered(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results)).one_bytes
+    return run_bytes(lower(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results)).one_bytes
 
 
 def layouts(tasks: list[Task]) -> list[str]:
@@ -58,43 +58,43 @@ def layouts(tasks: list[Task]) -> list[str]:
 def test_elementwise_work_is_done_in_place_unless_its_input_is_read_later() -> None:
     small: Shapes = {"y": (1,)}
     chain = [node("Conv", "x", to="a"), node("Relu", "a", to="b"), node("Sqrt", "b", to="c"), node("Erf", "c", to="y")]
-    assert taken(chain, small, "y") == 100 * KIB + 256
+    assert bytes_of(chain, small, "y") == 100 * KIB + 256
     not_in_place = [node("Conv", "x", to="a"), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
-    assert taken(not_in_place, small, "y") == 200 * KIB
+    assert bytes_of(not_in_place, small, "y") == 200 * KIB
     later = [*chain[:3], node("Concat", "b", "c", to="y")]
-    assert taken(later, small, "y") == 200 * KIB + 256
+    assert bytes_of(later, small, "y") == 200 * KIB + 256
     other_size = [node("Conv", "x", to="a"), node("Add", "a", "w", to="b"), node("Erf", "b", to="y")]
-    assert taken(other_size, small | {"b": (100 * KIB,)}, "y") == 500 * KIB
-    assert taken(chain[:3], {}, "c") == 200 * KIB, "a result has a block of its own"
+    assert bytes_of(other_size, small | {"b": (100 * KIB,)}, "y") == 500 * KIB
+    assert bytes_of(chain[:3], {}, "c") == 200 * KIB, "a result has a block of its own"
 
 
 def test_what_a_kernel_absorbs_and_a_view_have_no_block_of_their_own() -> None:
     nodes = [node("MatMul", "x", to="a"), node("Softmax", "a", to="b"), node("Reshape", "b", to="c")]
     nodes.append(node("Erf", "c", to="y"))
-    assert taken(nodes, {"y": (1,)}, "y") == 200 * KIB
-    assert taken(nodes, {"y": (1,)}, "y", absorbed=(1,)) == 100 * KIB + 256
+    assert bytes_of(nodes, {"y": (1,)}, "y") == 200 * KIB
+    assert bytes_of(nodes, {"y": (1,)}, "y", absorbed=(1,)) == 100 * KIB + 256
 
 
 def test_a_view_keeps_its_inputs_block() -> None:
     nodes = [node("MatMul", "x", to="a"), node("Reshape", "a", to="b"), node("Erf", "x", to="c")]
     nodes += [node("Concat", "b", "c", to="y")]
-    assert taken(nodes, {"y": (50 * KIB,)}, "y") == 400 * KIB
+    assert bytes_of(nodes, {"y": (50 * KIB,)}, "y") == 400 * KIB
 
 
 def test_a_view_of_an_input_has_no_block_unless_it_is_a_result() -> None:
     """As of a weight: the caller holds both. A result is copied."""
     nodes = [node("Reshape", "x", to="a"), node("Identity", "a", to="b"), node("Erf", "b", to="y")]
-    assert taken(nodes, {}, "y") == 100 * KIB
-    assert taken(nodes, {}, "b", "y") == 200 * KIB
+    assert bytes_of(nodes, {}, "y") == 100 * KIB
+    assert bytes_of(nodes, {}, "b", "y") == 200 * KIB
     # What the caller holds is not written to.
     relu = node("Relu", "b", to="r")
-    assert taken([*nodes, relu, node("Add", "r", "y", to="z")], {}, "z") == 300 * KIB
+    assert bytes_of([*nodes, relu, node("Add", "r", "y", to="z")], {}, "z") == 300 * KIB
 
 
 def test_an_output_that_nothing_reads_takes_nothing_and_results_stay() -> None:
     nodes = [helper.make_node("Split", ["x"], ["a", "unread"]), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
-    assert taken(nodes, {}, "y") == 200 * KIB
-    assert taken(nodes, {}, "a", "y") == 300 * KIB
+    assert bytes_of(nodes, {}, "y") == 200 * KIB
+    assert bytes_of(nodes, {}, "a", "y") == 300 * KIB
 
 
 def test_a_block_in_which_nothing_is_left_is_kept_for_the_next_of_its_shape() -> None:
@@ -102,21 +102,21 @@ def test_a_block_in_which_nothing_is_left_is_kept_for_the_next_of_its_shape() ->
     size."""
     nodes = [node("Erf", before, to=after) for before, after in pairwise(["x", "a", "b", "c", "d", "y"])]
     shapes: Shapes = {"a": (50 * KIB,), "b": (10 * KIB,), "c": (25 * KIB,), "d": (50 * KIB,), "y": (50 * KIB,)}
-    assert taken(nodes, shapes, "y") == 400 * KIB, "a, then d; b; c, then a part of y"
-    assert taken(nodes, shapes | {"d": (2, 25 * KIB)}, "y") == 500 * KIB, "c is in what was a's, so d and y are not"
+    assert bytes_of(nodes, shapes, "y") == 400 * KIB, "a, then d; b; c, then a part of y"
+    assert bytes_of(nodes, shapes | {"d": (2, 25 * KIB)}, "y") == 500 * KIB, "c is in what was a's, so d and y are not"
 
 
 def test_without_names_of_axes_the_runtime_neither_works_in_place_nor_plans_blocks() -> None:
     shapes = alike("xab", (1, 8, 40, 40), y=(1,))
     nodes = [node("MaxPool", "x", to="a"), node("Neg", "a", to="b"), node("Erf", "b", to="y")]
 
-    def known(x: OpenAxes) -> set[bool]:
-        return {made.shape is not None for task in lowered(nodes, shapes, "y", x=x) for made in task.made}
+    def is_known(x: OpenAxes) -> set[bool]:
+        return {made.shape is not None for task in lower(nodes, shapes, "y", x=x) for made in task.made}
 
-    assert known(OpenAxes.NAMED) == {True}
-    assert known(OpenAxes.NAMED_INNER) == {False}, "a window makes lengths without names"
-    assert taken(nodes, shapes, "y") == 50 * KIB + 256
-    assert taken(nodes, shapes, "y", x=OpenAxes.NAMED_INNER) == 100 * KIB
+    assert is_known(OpenAxes.NAMED) == {True}
+    assert is_known(OpenAxes.NAMED_INNER) == {False}, "a window makes lengths without names"
+    assert bytes_of(nodes, shapes, "y") == 50 * KIB + 256
+    assert bytes_of(nodes, shapes, "y", x=OpenAxes.NAMED_INNER) == 100 * KIB
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_open_axes_are_those_without_a_length(shape: list[Any], found: OpenAxes)
 def test_convolutions_work_on_blocks_and_what_does_not_gets_a_copy() -> None:
     shapes = alike("abcy", (1, 16, 8, 8), x=(1, 3, 8, 8), w=(16, 3, 3, 3), w2=(16, 16, 3, 3))
     nodes = [node("Conv", "x", "w", to="a"), node("Conv", "a", "w2", to="b"), node("Relu", "b", to="c")]
-    tasks = lowered([*nodes, node("Softmax", "c", to="y")], shapes, "y", absorbed=(2,))
+    tasks = lower([*nodes, node("Softmax", "c", to="y")], shapes, "y", absorbed=(2,))
     assert layouts(execution_order(tasks, [])) == ["a#", "c#", "c", "y"]
     assert layouts([task for task in tasks if task.is_copy]) == ["c"]
 
@@ -145,7 +145,7 @@ def test_a_convolution_copies_what_stands_in_the_usual_layout_once() -> None:
     shapes = alike("abcxy", (1, 16, 8, 8), w=(16, 16, 3, 3))
     nodes = [node("Softmax", "x", to="a"), node("Conv", "a", "w", to="b"), node("Conv", "a", "w", to="c")]
     nodes += [node("Add", "b", "c", to="y")]
-    tasks = lowered(nodes, shapes, "y", absorbed=(3,))
+    tasks = lower(nodes, shapes, "y", absorbed=(3,))
     assert sorted(layouts(tasks)) == ["a", "a#", "c#", "y", "y#"], "the first convolution adds the second's output"
     adds = next(task for task in tasks if task.made[0].tensor == Tensor("y", True))
     assert set(adds.reads) == {Tensor("a", True), Tensor("c", True)}
@@ -168,7 +168,7 @@ def test_a_convolution_copies_what_stands_in_the_usual_layout_once() -> None:
 )
 def test_which_convolutions_work_on_blocks(weights: tuple[int, ...], groups: int, is_blocked: bool) -> None:
     shapes: Shapes = {"x": (1, weights[1] * max(1, groups), 8, 8), "w": weights, "y": (1, weights[0], 8, 8)}
-    tasks = lowered([node("Conv", "x", "w", to="y", group=groups)], shapes, "y")
+    tasks = lower([node("Conv", "x", "w", to="y", group=groups)], shapes, "y")
     assert (Tensor("y", True) in {task.made[0].tensor for task in tasks}) == is_blocked
     padded = {task.made[0].bytes for task in tasks if task.made[0].tensor == Tensor("y", True)}
     assert padded <= {4 * 64 * (-(-weights[0] // 16) * 16)}
@@ -176,19 +176,19 @@ def test_which_convolutions_work_on_blocks(weights: tuple[int, ...], groups: int
 
 def test_of_what_a_kernel_waits_for_the_last_in_the_list_runs_first() -> None:
     nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
-    assert layouts(execution_order(lowered(nodes, {}, "y"), [])) == ["b", "a", "y"]
+    assert layouts(execution_order(lower(nodes, {}, "y"), [])) == ["b", "a", "y"]
 
 
 def test_a_tensor_with_a_peculiar_name_is_a_tensor_like_any_other() -> None:
     shapes: Shapes = {"x": (1, 16, 8, 8), "w": (16, 16, 1, 1), "a": (1, 16, 8, 8), "a\0": (1, 16, 8, 8), "": (1,)}
     nodes = [node("Conv", "x", "w", to="a"), node("Erf", "x", to="a\0"), node("Add", "a", "a\0", to="y")]
-    assert taken(nodes, shapes, "y") > 0
+    assert bytes_of(nodes, shapes, "y") > 0
 
 
 def test_each_further_request_takes_what_four_take_more_than_one() -> None:
     """Regions of 1, 2, 4 MiB: three tensors of 400 KiB fit into two of them, those of 1.6 MiB need three."""
     nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
-    tasks = lowered(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
+    tasks = lower(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
     found = run_bytes(tasks, [Tensor("y")])
     assert found.one_bytes == 3 * 400 * KIB
     assert found.growth_bytes == 3 * 400 * KIB

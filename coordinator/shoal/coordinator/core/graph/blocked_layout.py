@@ -60,6 +60,7 @@ class _Kernel:
     operator: str
     # As of `Task`.
     reads: list[Tensor]
+    # As of `Task`.
     reusable: list[Tensor]
     # Its outputs.
     made: list[Made]
@@ -67,7 +68,9 @@ class _Kernel:
     is_blocked: bool
     # Where the runtime's list of nodes has it: what an optimiser makes is appended.
     place: int
+    # What it takes while it runs, besides.
     workspace_bytes: int
+    # Its first output is its first input under another shape.
     is_view: bool
     # A convolution that has an activation or a sum already takes no further sum.
     is_closed: bool = False

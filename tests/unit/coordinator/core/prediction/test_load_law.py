@@ -129,20 +129,20 @@ def test_a_run_uses_again_what_a_load_has_freed() -> None:
 def test_memory_peaks_as_a_file_is_read_as_it_is_optimised_or_as_it_runs() -> None:
     mib = 2**20
 
-    def taken(**changes: object) -> tuple[float, float]:
+    def phases_of(**changes: object) -> tuple[float, float]:
         """Beside the runtime's code, in MiB: until the model is ready, and by a run beyond that."""
         base = replace(profile(), size_bytes=Bytes(20 * mib), run_bytes=Bytes(mib), copied_bytes=Bytes(0), kernels=())
         found = load_needs(replace(base, **changes)).memory_sizes  # type: ignore[arg-type]
         assert (found.convolution_bytes, found.largest_weight_bytes) == (0, 0)
         return 3 * found.other_bytes / mib, 1.25 * found.activation_bytes / mib
 
-    assert taken() == pytest.approx((60 - 8.1, 0)), "as read, as parsed, as tensors"
-    assert taken(copied_bytes=Bytes(10 * mib)) == pytest.approx((70 - 8.1, 0)), "constants in nodes once more"
-    assert taken(largest_weight_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "packed, after it was read"
+    assert phases_of() == pytest.approx((60 - 8.1, 0)), "as read, as parsed, as tensors"
+    assert phases_of(copied_bytes=Bytes(10 * mib)) == pytest.approx((70 - 8.1, 0)), "constants in nodes once more"
+    assert phases_of(largest_weight_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "packed, after it was read"
     convolution = KernelCost("conv", 2.0, 1.0, 1.0, 10.0 * mib)
     of_weights = {"kernels": (convolution,), "weight_bytes": Bytes(20 * mib)}
-    assert taken(**of_weights) == pytest.approx((2 * 20 + 10 + 3 * 5, 0)), "in a new order, the largest thrice"
-    assert taken(run_bytes=Bytes(100 * mib)) == pytest.approx((60 - 8.1, 20 + 125 - (60 - 8.1)))
+    assert phases_of(**of_weights) == pytest.approx((2 * 20 + 10 + 3 * 5, 0)), "in a new order, the largest thrice"
+    assert phases_of(run_bytes=Bytes(100 * mib)) == pytest.approx((60 - 8.1, 20 + 125 - (60 - 8.1)))
     older = replace(profile(), run_bytes=Bytes(0))
     assert load_needs(older).memory_sizes == sizes_of(older)
 
