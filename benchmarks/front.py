@@ -8,22 +8,16 @@ What the kernel and OpenSSL take comes on top, and in `shoal bench serving`. Wit
 time goes, by function.
 """
 
-import argparse
 import asyncio
 import cProfile
 import hashlib
-import json
-import os
-import pstats
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from _machine import machine_line
+from _builds import run
+from _in_memory import Sink, feed
 from transport import requests_of
 
 from shoal.agent.clock import SystemClock
@@ -40,7 +34,6 @@ from shoal.agent.frames import FrameClient
 from shoal.agent.frames.format import Frame, FrameReader, FrameType, encode_head
 from shoal.agent.ports import LocalWorker
 from shoal.host import memory as machine
-from shoal.host.compiled import is_compiled
 from shoal.http2 import frames
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential
@@ -58,40 +51,6 @@ SHARD: Final = 2**14
 KEY: Final = WorkloadKey("acme", "echo")
 ENDPOINT: Final = Endpoint("a-1", "n1", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
 TOKEN: Final = "secret"
-
-
-class _Sink(asyncio.Transport):
-    """Takes what a connection writes. on_write: what becomes of it."""
-
-    def __init__(self, on_write: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._on_write = on_write
-
-    def write(self, data: Any) -> None:
-        self._on_write(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "ssl_object": self}.get(name, default)
-
-    def getpeercert(self, *, binary_form: bool) -> bytes | None:
-        """As of ssl.SSLObject: the client has no certificate."""
-        return None
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class _Worker:
@@ -118,13 +77,7 @@ class _Worker:
         waiting, self._waiting = self._waiting, []
         for frame in waiting:
             head = encode_head(FrameType.ANSWER, frame.call, b"", len(frame.payload))
-            view = memoryview(head + frame.payload)
-            while view:
-                room = self._client.get_buffer(-1)
-                size = min(len(room), len(view))
-                room[:size] = view[:size]
-                self._client.buffer_updated(size)
-                view = view[size:]
+            feed(self._client, head + frame.payload)
 
 
 async def _front() -> tuple[DataPort, _Worker]:
@@ -141,10 +94,9 @@ async def _front() -> tuple[DataPort, _Worker]:
     plane.configure((Route(KEY, 1, (ENDPOINT,)),), (token,), (known,))
     client = FrameClient(None)
     worker = _Worker(client)
-    client.connection_made(_Sink(worker.on_write))
-    welcome = memoryview(encode_head(FrameType.WELCOME, 0, b"", 0))
-    client.get_buffer(-1)[: len(welcome)] = welcome
-    client.buffer_updated(len(welcome))
+    client.connection_made(Sink(worker.on_write))
+    welcome = encode_head(FrameType.WELCOME, 0, b"", 0)
+    feed(client, welcome)
     workers._connected["a-1"] = ConnectedWorker(workers, known, client)
     return DataPort(plane, "127.0.0.1", 0, files, authorities), worker
 
@@ -158,7 +110,7 @@ def _body(name: str) -> bytes:
     return asked.SerializeToString()
 
 
-async def measure(names: list[str], profile: cProfile.Profile | None) -> dict[str, float]:
+async def measure(names: Sequence[str], profile: cProfile.Profile | None) -> dict[str, float]:
     """CPU microseconds of a request, by case."""
     port, worker = await _front()
     answered = 0
@@ -173,7 +125,7 @@ async def measure(names: list[str], profile: cProfile.Profile | None) -> dict[st
         place = port.connections.add("127.0.0.1", lambda: None)
         assert place is not None
         session = port._http2.session(place)
-        session.connection_made(_Sink(on_write))
+        session.connection_made(Sink(on_write))
         method = "ModelInfer" if body else "ServerReady"
         wanted = requests_of(f"{SERVICE}/{method}", (("authorization", f"Bearer {TOKEN}"),), body, count)
         session.data_received(frames.PREFACE + frames.settings(((frames.INITIAL_WINDOW_SIZE, 2**30),)))
@@ -204,45 +156,8 @@ def _shards(request: bytes) -> Iterator[memoryview]:
         yield view[at : at + SHARD]
 
 
-def run_once(arguments: list[str], folder: Path | None) -> dict[str, float]:
-    """One round, in a process of its own."""
-    environment = dict(os.environ)
-    if folder is not None:
-        environment["PYTHONPATH"] = f"{folder / 'protos'}:{folder / 'agents'}"
-    command = [sys.executable, __file__, "--once", *arguments]
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, float] = json.loads(found.stdout.splitlines()[-1])
-    if bool(told.pop("compiled")) is not (folder is not None):
-        raise SystemExit("another build of the modules was measured than was asked for")
-    return told
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=[*BODIES], default=[*BODIES])
-    parser.add_argument("--compiled", type=Path, metavar="FOLDER", help="what deploy/compiled/build.py made")
-    parser.add_argument("--profile", action="store_true", help="functions by their own time")
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.once or options.profile:
-        profile = cProfile.Profile(time.process_time) if options.profile else None
-        found = asyncio.run(measure(options.only, profile))
-        if profile is not None:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(40)
-        print(json.dumps({**found, "compiled": float(is_compiled())}))
-        return
-    print(machine_line())
-    arguments = ["--only", *options.only]
-    builds = {"python": None, **({"compiled": options.compiled.absolute()} if options.compiled else {})}
-    rounds = [{name: run_once(arguments, folder) for name, folder in builds.items()} for _ in range(options.rounds)]
-    least: dict[str, dict[str, float]] = {}
-    for case in options.only:
-        of = {name: [each[name][case] for each in rounds] for name in builds}
-        least[case] = {name: round(min(times), 1) for name, times in of.items()}
-        cells = (f"{name} {min(times):>8.1f} us (median {statistics.median(times):.1f})" for name, times in of.items())
-        print(f"{case:<12} {'  '.join(cells)}")
-    print(json.dumps(least))
+    run(__doc__, tuple(BODIES), measure)
 
 
 if __name__ == "__main__":
