@@ -33,7 +33,7 @@ from shoal.agent.worker.run_place import RunPlace
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.run_watch import RunWatch
 from shoal.agent.worker.runner_threads import RunnerThreads
-from shoal.agent.worker.tensors import DATATYPES, Array, batch_size, decode_response
+from shoal.agent.worker.tensors import DATATYPES, Array, batch_input, decode_response
 from shoal.host.event_wait import wait_or_timeout
 from shoal.inference.open_inference_pb2 import ModelInferResponse
 from shoal.types.assignment import Batching
@@ -67,7 +67,7 @@ _DEADLINE_PASSED: Final = Refusal(
 class ModelRunner:
     """A loaded model. Lives on the event loop; only what `_run_jobs` calls also runs in threads.
 
-    `place` chooses where a request runs. `on_busy_change` is called when the model becomes busy or idle.
+    `place` chooses where a request runs. `on_busy_change` is called when the model becomes busy (True) or idle.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ModelRunner:
         engine: Engine,
         loaded: LoadResult,
         place: RunPlace,
-        on_busy_change: Callable[[], None],
+        on_busy_change: Callable[[bool], None],
     ) -> None:
         self.loaded = loaded
         self._order = order
@@ -101,6 +101,7 @@ class ModelRunner:
         # How requests run in batches. None: each runs alone.
         self._plan: BatchPlan | None = None
         self._row_bytes = row_bytes(engine.inputs, order.work)
+        self._batch_input = batch_input(engine.inputs)
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop = asyncio.get_running_loop()
@@ -251,7 +252,7 @@ class ModelRunner:
         self._jobs.add(job)
         if len(self._jobs) == 1:
             self._idle.clear()
-            self._on_busy_change()  # before the run, because the run can crash
+            self._on_busy_change(True)  # before the run, because the run can crash
         self._watch.on_job()
         return job
 
@@ -300,7 +301,7 @@ class ModelRunner:
         self._jobs.discard(job)
         if not self._jobs:
             self._idle.set()
-            self._on_busy_change()
+            self._on_busy_change(False)
 
     def _cancel(self, job: InferJob) -> None:
         """Nobody waits for it any more. If it has not begun, it leaves at once."""
@@ -373,10 +374,9 @@ class ModelRunner:
                 request = self._reader.read_usual(job.payload) if job.is_inline else self._reader.read(job.payload)
             if request is None:
                 return None
-            shapes = {name: feed.shape for name, feed in request.feeds.items()}
             self._mark_stage(job, "decode")
-            run = EngineRun((job,), element_count(shapes))
-            outputs, busy_s, missed = self._run(run, request, shapes)
+            run = EngineRun((job,), _elements(request.feeds))
+            outputs, busy_s, missed = self._run(run, request)
             parts = self._writer.write(request.names, outputs)
             self._mark_stage(job, "encode")
         except ShoalError as error:
@@ -389,7 +389,8 @@ class ModelRunner:
         finally:
             if run is not None:
                 run.close()
-        self._record_answer(job, busy_s, batch_size(self._engine.inputs, shapes), pace_missed=missed)
+        batch = int(request.feeds[self._batch_input].shape[0]) if self._batch_input is not None else 1
+        self._record_answer(job, busy_s, batch, pace_missed=missed)
         return parts
 
     def _execute_batch(self, jobs: Sequence[InferJob]) -> list[Parts | Refusal]:
@@ -419,11 +420,10 @@ class ModelRunner:
             self._mark_stage(job, "queue")
         try:
             joined = requests[0]._replace(feeds=batch.join())
-            shapes = {name: feed.shape for name, feed in joined.feeds.items()}
             for job in jobs:
                 self._mark_stage(job, "decode")
-            run = EngineRun(jobs, element_count(shapes))
-            outputs, busy_s, missed = self._run(run, joined, shapes)
+            run = EngineRun(jobs, _elements(joined.feeds))
+            outputs, busy_s, missed = self._run(run, joined)
             parts = batch.split(outputs)
             if parts is None:
                 _log.warning("batching_stopped", assignment=self._order.assignment)
@@ -449,9 +449,7 @@ class ModelRunner:
             is_counted = False
         return answers
 
-    def _run(
-        self, run: EngineRun, request: InferRequest, shapes: Mapping[str, tuple[int, ...]]
-    ) -> tuple[dict[str, Array], float, bool]:
+    def _run(self, run: EngineRun, request: InferRequest) -> tuple[dict[str, Array], float, bool]:
         """(outputs, seconds the device was busy in device time, whether the real run took longer than the pace)."""
         with hold_slot(self._order.slots) if self._order.slots else _NO_SLOT:
             for job in run.jobs:
@@ -463,7 +461,7 @@ class ModelRunner:
             finally:
                 run.since = None
             real_s = time.perf_counter() - start
-            busy_s, missed = self._keep_pace(run, real_s, shapes)
+            busy_s, missed = self._keep_pace(run, real_s, request.feeds)
             if len(run.jobs) == 1:  # what a batch takes says nothing of one alone
                 job = run.jobs[0]
                 job.run_s = time.perf_counter() - start
@@ -508,16 +506,25 @@ class ModelRunner:
     def _is_simulated(self) -> bool:
         return self._order.access.pace is not None and self._order.access.pace.simulated
 
-    def _keep_pace(self, run: EngineRun, real_s: float, shapes: Mapping[str, tuple[int, ...]]) -> tuple[float, bool]:
+    def _keep_pace(self, run: EngineRun, real_s: float, feeds: Mapping[str, Array]) -> tuple[float, bool]:
         """(seconds the device was busy, in device time; whether the real run took longer than the pace)."""
         pace = self._order.access.pace
         if pace is None or self._pace is None:
             return real_s, False
+        shapes = {name: feed.shape for name, feed in feeds.items()}
         device_s = self._pace.seconds(scale_of(self._order, shapes))
         if pace.simulated:
             return device_s, False
         run.wait(device_s * pace.time_scale - real_s)
         return device_s, real_s > device_s * pace.time_scale
+
+
+def _elements(feeds: Mapping[str, Array]) -> int:
+    """Of all of them together."""
+    count = 0
+    for feed in feeds.values():
+        count += feed.size
+    return count
 
 
 def run_place(order: LoadOrder, engine: Engine, loaded: LoadResult, limit_s: float) -> RunPlace:

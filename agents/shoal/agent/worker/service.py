@@ -9,6 +9,7 @@ import asyncio
 import mmap
 import os
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -78,6 +79,8 @@ class WorkerService:
         self.stop_requested = stop_requested
         self._busy = busy
         self._assignments: dict[str, _HostedAssignment] = {}
+        # Of those, the busy ones, in the order in which they became so.
+        self._busy_assignments: dict[_HostedAssignment, None] = {}
         self._is_probing = False
         self._idle_bytes = 0
         # Keeps a plugin's context open: some close it with their last session.
@@ -141,7 +144,7 @@ class WorkerService:
                 place = run_place(order, engine, loaded, await self._inline_limit_s())
             if self._assignments.get(order.assignment) is held:
                 placed = self._with_place(order, engine, loaded, place)
-                held.replica = ModelRunner(order, engine, placed, place, self._note_busy)
+                held.replica = ModelRunner(order, engine, placed, place, partial(self._on_busy_change, held))
                 held.samples = ReferenceSamples(order, engine)
             self._set_state(held, LoadState.READY)
             if held.replica is not None and order.batching is not None:
@@ -195,6 +198,7 @@ class WorkerService:
             self._limit_memory()
             if held.trial is not None:
                 held.trial.cancel()
+            self._on_busy_change(held, is_busy=False)
             if held.replica is not None:
                 held.replica.close()
         return FrameMessage("unloaded")
@@ -301,8 +305,13 @@ class WorkerService:
         parts = [held.order.memory_bytes for held in self._assignments.values() if held.state is not LoadState.FAILED]
         isolation.limit_memory(self._idle_bytes, sum(parts) if all(parts) else 0)
 
-    def _note_busy(self) -> None:
-        busy = [name for name, held in self._assignments.items() if held.replica is not None and held.replica.in_flight]
+    def _on_busy_change(self, held: _HostedAssignment, is_busy: bool) -> None:
+        """Note it. A run may go on for longer than its assignment is held."""
+        if not is_busy:
+            self._busy_assignments.pop(held, None)
+        elif self._assignments.get(held.order.assignment) is held:
+            self._busy_assignments[held] = None
+        busy = [each.order.assignment for each in self._busy_assignments]
         noted = " ".join(busy).encode()[: len(self._busy) - 1] + b"\0"
         self._busy[: len(noted)] = noted
 

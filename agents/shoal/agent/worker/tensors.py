@@ -139,11 +139,10 @@ def datatype_of(array: Array) -> str:
     return _BY_DTYPE[array.dtype].name
 
 
-def batch_size(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Inputs per request: the length of the first axis of the first input whose first axis is dynamic; 1 if there is
-    none."""
-    open_ended = (spec.name for spec in inputs if spec.shape and spec.shape[0] < 0)
-    return next((shapes[name][0] for name in open_ended if shapes.get(name)), 1)
+def batch_input(inputs: Iterable[TensorSpec]) -> str | None:
+    """The input whose first axis is as long as a request has inputs: the first whose first axis is dynamic. None: a
+    request is one input."""
+    return next((spec.name for spec in inputs if spec.shape and spec.shape[0] < 0), None)
 
 
 def make_request(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
