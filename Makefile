@@ -23,6 +23,10 @@ ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
 COMPILED ?=
 COMPILED_DISTS := dist/compiled/.made
+COMPILING := dist/compiling/.made
+AS_COMPILED = SHOAL_COMPILED=yes PYTHONPATH=$(abspath dist/compiled/protos):$(abspath dist/compiled/agents):tests
+# Where the distributions are that may be compiled.
+THEIRS = $(if $(COMPILED),dist/compiled,.)
 FOREIGN = $(if $(filter-out $(shell uname -m),$(ARCH)),--python-version $(PYTHON_OF_ARCH) $(foreach each,2_17 2_27 2_28,--platform manylinux_$(each)_$(ARCH)) --platform manylinux2014_$(ARCH))
 IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 ONCE = -q --durations=15 --durations-min=1
@@ -31,7 +35,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers test-compiled wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers test-compiled compiled own-kind wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -107,27 +111,41 @@ $(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
 
 wheels: $(WHEELS) $(if $(COMPILED),$(COMPILED_DISTS)) ## Shoal's own wheels in dist/shoal (COMPILED=yes: the transport compiled for this machine's kind); in dist/wheels what images install with them, so that they ask no registry
 	rm -rf dist/shoal
-	cd $(if $(COMPILED),dist/compiled,.) && $(abspath $(BIN))/pip wheel -q --disable-pip-version-check --no-deps -w $(CURDIR)/dist/shoal ./protos ./agents
+	cd $(THEIRS) && $(abspath $(BIN))/pip wheel -q --disable-pip-version-check --no-deps -w $(CURDIR)/dist/shoal ./protos ./agents
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/shoal ./policies ./coordinator ./cli ./simulator
 
+compiled: $(COMPILED_DISTS) ## in dist/compiled: the transport, the data plane and what a worker runs for a request, compiled for this machine's kind
+
 # Copies of the distributions whose modules can be compiled, compiled in place, one C compiler at a time.
-$(COMPILED_DISTS): $(TEST_STAMP) deploy/compiled/build.py $(wildcard protos/shoal/http2/*.py protos/shoal/host/*.py agents/shoal/agent/frames/*.py agents/shoal/agent/dataplane/*.py agents/shoal/agent/core/*.py)
+$(COMPILED_DISTS): $(TEST_STAMP) deploy/compiled/build.py $(wildcard protos/pyproject.toml protos/shoal/*/*.py agents/pyproject.toml agents/shoal/agent/*.py agents/shoal/agent/*/*.py)
 	$(BIN)/python deploy/compiled/build.py dist/compiled
 	touch $@
 
 # The suites of what is compiled, against it; `test_compiled.py` fails where Python would be tested instead.
-test-compiled: $(COMPILED_DISTS) ## the suites of the transport and the data plane with their modules compiled
-	SHOAL_COMPILED=yes PYTHONPATH=$(abspath dist/compiled/protos):$(abspath dist/compiled/agents):tests $(PYTEST) -n $(WORKERS) --dist loadscope \
-	    tests/unit/host tests/unit/http2 tests/unit/agent/core tests/unit/agent/dataplane tests/unit/agent/worker/test_frame_format.py tests/unit/agent/worker/test_frames.py tests/contract/transport tests/contract/dataplane \
+test-compiled: $(COMPILED_DISTS) ## the suites of the transport, the data plane and workers with their modules compiled
+	$(AS_COMPILED) $(PYTEST) -n $(WORKERS) --dist loadscope \
+	    tests/unit/host tests/unit/http2 tests/unit/types tests/unit/wire tests/unit/agent/core tests/unit/agent/dataplane tests/unit/agent/worker tests/contract/transport tests/contract/dataplane \
+	    $(foreach each,worker_runs worker_serves worker_lifecycle,tests/integration/worker/test_$(each).py) \
 	    $(foreach each,frames http2,'tests/fuzz/test_a13_fuzz.py::test_a13_five_thousand_inputs[$(each)]')
+	$(AS_COMPILED) $(PYTEST) tests/integration/worker/test_batching.py
+
+# What compiles inside an image, for its Python as above.
+$(COMPILING): $(STAMP) deploy/compiled/requirements.txt $(wildcard deploy/images/wheels-*.sha256)
+	rm -rf dist/compiling && mkdir -p dist/compiling
+	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	    $(BIN)/pip wheel -q --disable-pip-version-check -w dist/compiling -c constraints.txt -r deploy/compiled/requirements.txt && \
+	    deploy/images/verify.sh dist/compiling; \
+	fi
+	touch $@
 
 lock: ## after a change of constraints.txt: the hashes of what the images install, as its registry gives it today
 	$(MAKE) --no-print-directory $(WHEELS) || test -n "$$(ls dist/wheels)"
-	cd dist/wheels && sha256sum *.whl >../../deploy/images/wheels-$$(uname -m).sha256
+	$(MAKE) --no-print-directory $(COMPILING) || test -n "$$(ls dist/compiling)"
+	cd dist && sha256sum wheels/*.whl compiling/*.whl | sed 's:  .*/:  :' | LC_ALL=C sort -u -k 2 >../deploy/images/wheels-$$(uname -m).sha256
 
-images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml; by digest in dist/images.yml
+images: $(WHEELS) $(if $(COMPILED),$(COMPILING)) ## all images, shoal/NAME, for docker-compose.yml; by digest in dist/images.yml (COMPILED=yes: as of wheels)
 	@base=$$(deploy/images/base.sh $(BASE)) || exit 1; for image in $(IMAGES); do \
-	    docker build -q --network host --build-arg BASE=$$base --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
+	    docker build -q --network host --build-arg BASE=$$base --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL --build-arg COMPILED=$(COMPILED) \
 	        -f deploy/images/Dockerfile --target $$image -t shoal/$$image . && \
 	    deploy/images/bill.sh shoal/$$image >dist/$$image.bill || exit 1; \
 	done
@@ -143,9 +161,10 @@ push: $(STAMP) ## the images to a registry (REGISTRY=registry.example); by diges
 
 # Third-party wheels are those of constraints.txt; ours are made here. For a machine of another kind: its processor, and
 # the minor version of its Python.
-bundle: $(STAMP) ## dist/shoal-device-ARCH.tar: install.sh, units and all wheels, for machines without a package index (ARCH=aarch64)
+bundle: $(if $(COMPILED),own-kind) $(STAMP) $(if $(COMPILED),$(COMPILED_DISTS)) ## dist/shoal-device-ARCH.tar: install.sh, units and all wheels, for machines without a package index (ARCH=aarch64; or COMPILED=yes, as of wheels)
 	rm -rf dist/bundle && mkdir -p dist/bundle/shoal-device/wheels
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/bundle/shoal-device/wheels ./protos ./policies ./agents ./coordinator
+	cd $(THEIRS) && $(abspath $(BIN))/pip wheel -q --disable-pip-version-check --no-deps -w $(CURDIR)/dist/bundle/shoal-device/wheels ./protos ./agents
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/bundle/shoal-device/wheels ./policies ./coordinator
 	cd dist/bundle/shoal-device/wheels && $(abspath $(BIN))/pip download -q --disable-pip-version-check \
 	    --only-binary=:all: -c $(abspath constraints.txt) $(FOREIGN) --no-cache-dir -d . \
 	    ./shoal_orchestrator_protos-*.whl ./shoal_orchestrator_policies-*.whl ./shoal_orchestrator_coordinator-*.whl \
@@ -153,6 +172,10 @@ bundle: $(STAMP) ## dist/shoal-device-ARCH.tar: install.sh, units and all wheels
 	cp -r deploy/install.sh deploy/systemd dist/bundle/shoal-device
 	tar -C dist/bundle --owner=0 --group=0 -cf dist/shoal-device-$(ARCH).tar shoal-device
 	@ls -sh dist/shoal-device-$(ARCH).tar
+
+# Nothing here compiles for another kind of machine.
+own-kind:
+	@test -z "$(FOREIGN)" || { echo "found: COMPILED for $(ARCH); wanted: this machine's kind, $$(uname -m); try: make bundle COMPILED=yes on such a machine, or ARCH=$(ARCH) without COMPILED (USAGE)" >&2; exit 2; }
 
 test-compose: $(TEST_STAMP) packages ## real containers and networks: docker-compose.yml, hurt; installs and starts the engine where there is none
 	tests/compose/engine.sh $(MAKE) --no-print-directory test-containers

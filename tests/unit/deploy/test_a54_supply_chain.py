@@ -131,7 +131,8 @@ def test_no_image_comes_from_elsewhere_but_the_one_below_all_of_them() -> None:
 
 
 def test_nothing_is_installed_without_its_pin() -> None:
-    commands = [(ROOT / name).read_text() for name in ("Makefile", ".ci/run", "deploy/images/install.sh")]
+    scripts = ("Makefile", ".ci/run", "deploy/images/install.sh", "deploy/images/compile.sh")
+    commands = [(ROOT / name).read_text() for name in scripts]
     text = "\n".join(commands).replace("\\\n", " ")
     installs = [each.strip() for each in text.splitlines() if re.search(r"\bpip (install|wheel|download)\b", each)]
     assert installs
