@@ -184,7 +184,7 @@ FRONT_REFUSALS: Final = CounterMetric(
         ),
     ),
 )
-FRONT_SECONDS: Final = HistogramMetric(
+FRONT_SECONDS: Final[HistogramMetric] = HistogramMetric(
     "shoal_front_request_seconds",
     "Time from a request's arrival to its answer.",
     (_TENANT, _WORKLOAD),

@@ -46,10 +46,16 @@ CPU = Device(
 )
 
 
-class WorkerClient(FrameClient):
+class WorkerClient:
     """Sends requests to one assignment."""
 
-    assignment = ""
+    def __init__(self, connection: FrameClient, assignment: str) -> None:
+        self._connection = connection
+        self._assignment = assignment
+
+    @property
+    def in_flight(self) -> int:
+        return self._connection.in_flight
 
     async def call(
         self,
@@ -59,13 +65,16 @@ class WorkerClient(FrameClient):
         header: Header | None = None,
         timeout: float | None = None,
     ) -> FrameMessage:
-        named = {"assignment": self.assignment, **(header or {})}
-        return await super().call(kind, payload, header=named, timeout=timeout)
+        named = {"assignment": self._assignment, **(header or {})}
+        return await self._connection.call(kind, payload, header=named, timeout=timeout)
 
     async def ask(self, body: bytes, *, origin: str = "test", deadline_s: float = 30.0) -> bytes:
         """The answer to a serialized request."""
-        answer = await self.infer(self.assignment, body, deadline_s, origin, patience_s=5)
+        answer = await self._connection.infer(self._assignment, body, deadline_s, origin, patience_s=5)
         return bytes(answer.payload)
+
+    async def close(self) -> None:
+        await self._connection.close()
 
 
 class WorkerPoolHarness:
@@ -168,9 +177,7 @@ class WorkerPoolHarness:
     async def client(self, name: str) -> WorkerClient:
         local = self.workers.local(name)
         assert local is not None, f"{name} is not ready"
-        client = await WorkerClient.connect(local.socket, local.nonce)
-        client.assignment = name
-        return client
+        return WorkerClient(await FrameClient.connect(local.socket, local.nonce), name)
 
     async def stats(self, name: str) -> WorkerStats:
         return next(stats for stats in await self.workers.stats() if stats.assignment == name)
