@@ -35,5 +35,9 @@ def programs_of(folder: Path | None) -> Iterator[None]:
 
 def is_process_compiled(pid: int) -> bool:
     """Whether it has loaded compiled modules of both distributions. Raises OSError."""
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return all(f"/shoal_{each}__mypyc." in maps for each in DISTRIBUTIONS)
+    return all(has_mapped(pid, f"/shoal_{each}__mypyc.") for each in DISTRIBUTIONS)
+
+
+def has_mapped(pid: int, name: str) -> bool:
+    """Whether it has mapped a file with that in its path. Raises OSError."""
+    return name in Path(f"/proc/{pid}/maps").read_text()

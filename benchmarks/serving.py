@@ -12,7 +12,8 @@ of gRPC is no error of HTTP. A peer that is not installed is named, and what is 
 `shoal bench serving --install DIR` installs all (0.7 GB of downloads). Needs h2load (Debian's nghttp2-client). As root
 everything runs in a network namespace of its own, which Ray Serve needs: it listens on all addresses.
 
-The last line is one JSON object; what its keys compare is printed above it.
+With `--compiled` Shoal's programs run the modules that `make compiled` has compiled in dist/compiled, and a line says
+that they do. The last line is one JSON object; what its keys compare is printed above it.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from _compiled import FOLDER, environment_of
 from _machine import machine_line
 from _serving import figures as f
 from _serving import h2load, layers
@@ -73,6 +75,8 @@ class Plan:
     where: bool
     # No round begins when it would end later, by the monotonic clock.
     until: float
+    # Folder of the compiled modules that Shoal's programs run. None: they run Python.
+    compiled: Path | None
 
 
 class Bench:
@@ -196,7 +200,7 @@ def measure(
         plan.environments, folder, dict(models), certificate, key, cores, parallel, NAMESPACE in os.environ, plan.peers
     )
     with ExitStack() as stack:
-        region = stack.enter_context(local_region(folder / "region", models, cores))
+        region = stack.enter_context(local_region(folder / "region", models, cores, plan.compiled))
         servers = [region.front, region.gateway]
         try:
             servers.append(stack.enter_context(running_envoy(settings, region.front)))
@@ -225,7 +229,8 @@ def join_batching(figures: f.Figures, plan: Plan) -> None:
     program = str(Path(__file__).with_name("batching.py"))
     command = [sys.executable, program, "--rounds", str(plan.rounds), "--seconds", str(math.ceil(plan.seconds))]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BATCHING_S)
+        environment = environment_of(plan.compiled) if plan.compiled is not None else None
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BATCHING_S, env=environment)
     except subprocess.TimeoutExpired:
         print(f"# failed: {program}: no end within {BATCHING_S:g} s", flush=True)
         return
@@ -266,6 +271,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="3")
     parser.add_argument("--seconds", type=float, default=None, help="of a case in a round: 1.5")
     parser.add_argument("--minutes", type=float, default=20.0, help="no round begins that would end later")
+    help_ = f"Shoal's programs run what `make compiled` has compiled there ({FOLDER})"
+    parser.add_argument("--compiled", type=Path, metavar="DIR", nargs="?", const=FOLDER, default=None, help=help_)
     options = parser.parse_args()
     if options.install:
         install(options.install)
@@ -283,6 +290,7 @@ def main() -> None:
         options.peers.absolute(),
         options.where,
         time.monotonic() + 60 * options.minutes,
+        options.compiled.absolute() if options.compiled is not None else None,
     )
     print(machine_line(), flush=True)
     print("# Triton's HTTP port, MLServer's ports and Ray Serve's gRPC port have no TLS", flush=True)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from _compiled import has_mapped, is_process_compiled, programs_of
 from _serving.models import SMALL, ServedModel
 from _serving.peers import first_answer
 from _serving.processes import own_cores, wait_until
@@ -56,11 +57,12 @@ def data_address(up: RunningStack, member: StackMember) -> Address:
 
 @contextmanager
 def local_region(
-    folder: Path, models: Mapping[str, ServedModel], cores: tuple[int, ...] | None
+    folder: Path, models: Mapping[str, ServedModel], cores: tuple[int, ...] | None, compiled: Path | None = None
 ) -> Iterator[LocalRegion]:
-    """A region on these cores with all models ready. Raises ShoalError, SystemExit."""
+    """A region on these cores with all models ready. compiled: as `programs_of` takes it. Raises ShoalError,
+    SystemExit."""
     control = Control(folder / "dev", Contexts(folder / "home"))
-    with own_cores(cores):
+    with own_cores(cores), programs_of(compiled):
         up = control.up(StackOptions(agents=1, relayed=False), lambda text: print(f"# {text}", flush=True))
     try:
         quotas = {SECOND_TENANT: "{replicas: 2}", LOUD_TENANT: "{replicas: 2, rate: 50/s, concurrency: 4}"}
@@ -85,9 +87,26 @@ def local_region(
         for server in (front, through):
             for model in models.values():
                 first_answer(server, model, time.monotonic(), None, folder / "dev" / "logs" / f"{agent.name}.log")
+        check_programs(through, compiled)
         yield LocalRegion(front, through)
     finally:
         control.down()
+
+
+def check_programs(server: Server, compiled: Path | None) -> None:
+    """Print what the processes run that a request passes. Raises SystemExit if it is another build than was asked
+    for."""
+    roles = server.processes()
+    serving = {
+        "gateway": roles["gateway"],
+        "front": roles["front"],
+        "worker": [pid for pid in roles["worker"] if has_mapped(pid, "onnxruntime")],  # no driver, and no spare
+    }
+    for role, pids in serving.items():
+        if not pids or any(is_process_compiled(pid) is (compiled is None) for pid in pids):
+            raise SystemExit(f"a {role} runs another build of the modules than was asked for")
+    build = "as Python" if compiled is None else f"compiled, of {compiled}"
+    print(f"# Shoal's modules run {build}: {', '.join(serving)}", flush=True)
 
 
 def _server(name: str, control: Control, up: RunningStack, *members: StackMember) -> Server:

@@ -29,7 +29,7 @@ def serving() -> Any:
     finally:
         sys.path.remove(str(FOLDER))
         for name in set(sys.modules) - before:
-            if name in ("serving", "_machine") or name.startswith("_serving"):
+            if name in ("serving", "_machine", "_compiled") or name.startswith("_serving"):
                 del sys.modules[name]
 
 
