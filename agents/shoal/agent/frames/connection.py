@@ -1,13 +1,15 @@
 """One end of a connection: received bytes to frames, frames to bytes that leave together.
 
-Small frames of one turn of the event loop leave in one write. A large payload is neither joined nor copied here: it is
-handed to the transport piece by piece, as the peer reads, because a transport copies what the kernel does not take.
+Small frames of one turn of the event loop leave in one write. A large payload is neither joined nor copied here: the
+kernel gets it where it lies, with the frames behind it, as much as it takes. The transport, which copies what the
+kernel does not take, gets a small piece of the rest, and tells when there is room.
 """
 
 import asyncio
+import os
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -25,34 +27,46 @@ from shoal.host.flush_queue import flush_queue
 
 Part = bytes | bytearray | memoryview
 
-_PIECE: Final = 2**17
-"""Bytes of a large payload handed to the transport at a time. A Unix socket is ready again when three quarters of what
-it holds are read (`unix_writable` in Linux)."""
-_FIRST_PIECE: Final = 2**14
-"""Bytes of a large payload that leave with its head: the peer wakes up for more than a head."""
-_SEND_BUFFER: Final = 2**18
+_JOINED_BYTES: Final = 2**17
+"""Most bytes of small frames that are joined for one write."""
+_WAITING_PIECE: Final = 2**14
+"""Bytes of a large payload that the transport copies and holds while the kernel takes no more."""
+_MOST_PARTS: Final = 64
+"""Parts that the kernel is offered at once. Linux takes up to 1024 (IOV_MAX)."""
+_SEND_BUFFER: Final = 2**20
 """Room in the kernel for what the peer has not read; Linux doubles it, and allows `net.core.wmem_max` (208 KiB or
-more). By default one tensor of 100 KiB leaves none for the next."""
+more). By default one tensor of 100 KiB leaves none for the next. Each time that it is full, both ends wake up once
+more: a Unix socket is ready again when three quarters of what it holds are read (`unix_writable` in Linux)."""
 TURN_S: Final = 0.0002
 """Handlers of one turn of the event loop should take no longer together: what they wrote leaves only then. A send and a
 turn take about a twentieth of it (decision 0024)."""
 
 
 class _QueuedFrame:
-    """A frame of which at least a part is not with the transport yet."""
+    """A frame of which at least a part has not left yet."""
 
-    __slots__ = ("call", "is_begun", "parts", "pieces", "size")
+    __slots__ = ("call", "is_begun", "parts", "size")
 
     def __init__(self, call: int, parts: list[Part], size: int) -> None:
         self.call = call
-        # Head and header, then the payload.
+        # What has not left of head and header, then of the payload.
         self.parts = parts
-        # Bytes of all parts together.
+        # Bytes of all these parts together.
         self.size = size
-        # A part of it is with the transport.
+        # A part of it has left.
         self.is_begun = False
-        # What the transport has not got yet, of a large frame that is begun.
-        self.pieces: Iterator[Part] | None = None
+
+    def drop(self, size: int) -> None:
+        """The first `size` bytes have left; there are more."""
+        self.is_begun = True
+        self.size -= size
+        left = 0
+        while size >= len(self.parts[left]):
+            size -= len(self.parts[left])
+            left += 1
+        del self.parts[:left]
+        if size:
+            self.parts[0] = memoryview(self.parts[0])[size:]
 
 
 class FrameConnection(asyncio.BufferedProtocol):
@@ -61,6 +75,8 @@ class FrameConnection(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
+        """Of the transport's socket; -1 where it has none."""
         self._reader = FrameReader()
         self._queue: deque[_QueuedFrame] = deque()
         self._queued_bytes = 0
@@ -108,6 +124,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)
         connected: socket.socket | None = transport.get_extra_info("socket")
         if connected is not None:
+            self._descriptor = connected.fileno()
             with suppress(OSError):
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._transport = transport
@@ -167,8 +184,8 @@ class FrameConnection(asyncio.BufferedProtocol):
         while self._queue and not self._is_blocked and self._transport is not None:
             if self._queue[0].size <= SMALL_BYTES:
                 self._transport.write(self._take_small())
-            else:
-                self._write_piece(self._transport, self._queue[0])
+            elif not self._send_now():
+                self._wait_for_room(self._transport, self._queue[0])
 
     def read_on(self) -> None:
         """Handle the frames that `may_read` left for later."""
@@ -195,25 +212,44 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._queued_bytes = 0
 
     def _take_small(self) -> bytes:
-        """The small frames at the head of the queue, up to a piece."""
+        """The small frames at the head of the queue, and what is left of a large one that is as small."""
         parts: list[Part] = []
         size = 0
-        while self._queue and (frame := self._queue[0]).size <= SMALL_BYTES and size < _PIECE:
+        while self._queue and (frame := self._queue[0]).size <= SMALL_BYTES and size < _JOINED_BYTES:
             self._queue.popleft()
             parts += frame.parts
             size += frame.size
         self._queued_bytes -= size
         return b"".join(parts)
 
-    def _write_piece(self, transport: asyncio.Transport, frame: _QueuedFrame) -> None:
-        if frame.pieces is None:
-            frame.is_begun, frame.pieces = True, _pieces(frame.parts)
-        piece = next(frame.pieces, None)
-        if piece is None:
-            self._queue.popleft()
-            return
-        self._queued_bytes -= len(piece)
+    def _send_now(self) -> bool:
+        """Have the kernel take what is in the queue; whether it took all that it was offered. An error is found again,
+        and handled, by the transport that writes next."""
+        parts: list[Part] = []
+        for frame in self._queue:
+            parts += frame.parts
+            if len(parts) >= _MOST_PARTS:
+                break
+        del parts[_MOST_PARTS:]
+        try:
+            sent = os.writev(self._descriptor, parts)
+        except OSError:
+            return False
+        self._drop_sent(sent)
+        return sent == sum(map(len, parts))
+
+    def _wait_for_room(self, transport: asyncio.Transport, frame: _QueuedFrame) -> None:
+        piece = memoryview(frame.parts[0])[:_WAITING_PIECE]
         transport.write(piece)
+        self._drop_sent(len(piece))
+
+    def _drop_sent(self, size: int) -> None:
+        self._queued_bytes -= size
+        while self._queue and (frame := self._queue[0]).size <= size:
+            size -= frame.size
+            self._queue.popleft()
+        if size:
+            self._queue[0].drop(size)
 
     def _handle_frames(self) -> None:
         if self._is_reading_paused or self._is_handling:
@@ -245,12 +281,3 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def on_broken(self, why: str) -> None:
         """The peer broke the format, and the connection is being closed. `on_lost` follows."""
-
-
-def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
-    """Of a large frame's head and its payload's parts."""
-    head, first, *others = (memoryview(part) for part in (*parts, b""))
-    yield b"".join((head, first[:_FIRST_PIECE]))
-    for part in (first[_FIRST_PIECE:], *others):
-        for at in range(0, len(part), _PIECE):
-            yield part[at : at + _PIECE]

@@ -278,7 +278,7 @@ async def test_a_peer_that_reads_nothing_gets_no_more_calls_taken(
 ) -> None:
     """Its answers wait, up to a limit; beyond it its calls wait unread. When it reads, all are answered."""
     path, echo, _ = frame_server
-    monkeypatch.setattr("shoal.agent.frames.server.MAX_PAYLOAD", 4_000_000)
+    monkeypatch.setattr("shoal.agent.frames.server.MAX_PAYLOAD", 2_000_000)
     client = await FrameClient.connect(path, NONCE)
     transport = client._transport
     assert transport is not None
@@ -300,6 +300,34 @@ async def test_a_peer_that_reads_nothing_gets_no_more_calls_taken(
     assert (await last).payload == b""
     await client.close()
     await other.close()
+
+
+async def test_what_the_kernel_does_not_take_leaves_in_order(frame_server: tuple[Path, Echo, FrameServer]) -> None:
+    """A peer that stops reading for a while gets each frame whole, but for one that was withdrawn before a byte of it
+    had left."""
+    path, echo, server = frame_server
+    client = await FrameClient.connect(path, NONCE)
+    await until(lambda: server.connections == 1, 5, "connected")
+    (connection,) = server._open
+    assert connection._transport is not None
+    connection._transport.pause_reading()
+    sizes = [700_001, 3, 40_000, 32_768, 999_000, 1, 500_000, 33_000, 65, 900_000, 120_000, 2_000]
+    payloads = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+    calls = [asyncio.create_task(client.infer("echo", each, remaining_s=60.0)) for each in payloads]
+    withdrawn = asyncio.create_task(client.infer("withdrawn", bytes(200_000), remaining_s=60.0))
+    await until(lambda: client._is_blocked, 5, "the kernel is full")
+    assert client._queue[0].is_begun
+    waiting = client.waiting_bytes
+    withdrawn.cancel()
+    await asyncio.wait((withdrawn,))
+    assert waiting - 210_000 < client.waiting_bytes < waiting - 200_000
+    connection._transport.resume_reading()
+    assert [bytes((await each).payload) == payload for each, payload in zip(calls, payloads, strict=True)] == 12 * [
+        True
+    ]
+    assert "withdrawn" not in echo.held
+    assert client.waiting_bytes == 0
+    await client.close()
 
 
 async def test_pushes_reach_every_client(frame_server: tuple[Path, Echo, FrameServer]) -> None:
