@@ -38,6 +38,9 @@ CHECK_EVERY_S: Final = 0.5
 """Seconds between two looks at which connections are silent."""
 GOAWAY_S: Final = 1.0
 """Seconds for clients to learn that the server stops: a few round trips of a slow link."""
+DATA_WAIT_S: Final = 0.01
+"""Seconds that a call waits for the first of its request before a task waits for it. Clients send it right behind the
+headers, but what is read of a connection at once may end between them."""
 LAST_ANSWER_S: Final = 0.05
 """Seconds for clients to close their connections after the last GOAWAY."""
 _KEPT_MEMOS: Final = 16
@@ -303,7 +306,16 @@ class ServerCall:
             self._session.undecided.append(self)
 
     def start_undecided(self) -> None:
-        """Nothing of the request came with its headers, unless it is being read."""
+        """Nothing of the request came with its headers, unless it is being read. Where it can be read without a task,
+        it is waited for a moment."""
+        method = self._method
+        if method is not None and method.begin_read is not None and self._reader.size is None:
+            self._session.await_data(self)
+        else:
+            self.start_late()
+
+    def start_late(self) -> None:
+        """Start a task, unless the request is being read, or answered."""
         method = self._method
         if method is not None and self._place is None and not self.is_ended:
             self._start(method)
@@ -329,26 +341,38 @@ class ServerCall:
         if self._reader.is_compressed:
             pass
         elif self._reader.missing_bytes and self._stream.is_remote_open:
-            is_read = self._place is not None or self._begin_read(method)
-            if is_read:
-                self._session.widen(self._stream, self._reader, self._reader.missing_bytes)
+            place = self._place or self._begin_read(method)
+            if place is not None:
+                if not place.is_waiting:
+                    self._session.widen(self._stream, self._reader, self._reader.missing_bytes)
                 return
         elif self._answer_now(method):
             self._method = None
             return
         self._start(method)
 
-    def _begin_read(self, method: "ServerMethod") -> bool:
-        """Take a place for a request of which a part has arrived; whether there is one."""
+    def _begin_read(self, method: "ServerMethod") -> "ReadPlace | None":
+        """Take a place for a request of which a part has arrived, if there is one."""
         size = self._reader.size
         if method.begin_read is None or size is None or size > self._session.limits.message_bytes:
-            return False
-        self._place = method.begin_read(self, size)
-        if self._place is None:
-            return False
-        self._set_timer()
-        self._reader.expect()
-        return True
+            return None
+        self._place = place = method.begin_read(self, size)
+        if place is not None:
+            self._set_timer()
+            if not place.is_waiting:
+                self._reader.expect()
+        return place
+
+    def on_turn(self, *, is_ready: bool) -> None:
+        """The place that the request waited for is there; `is_ready` is false where a task is to read it instead."""
+        method = self._method
+        if method is None or self._place is None or self.is_ended:
+            return
+        if is_ready:
+            self._reader.expect()
+            self._session.widen(self._stream, self._reader, self._reader.missing_bytes)
+        else:
+            self._start(method)
 
     def _answer_now(self, method: "ServerMethod") -> bool:
         """Have a request answered without a task if it is whole; return whether it is."""
@@ -455,13 +479,19 @@ its to keep. False leaves the call to `Answer`."""
 class ReadPlace(Protocol):
     """The place of a request that is being read. Whoever gave it may `fail` the call meanwhile."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is not there yet. Until the call's `on_turn`, its caller can send no more than a window."""
+        ...
+
     def leave(self) -> None:
         """The request has arrived, or will not. Called once."""
         ...
 
 
 BeginRead = Callable[[ServerCall, int], ReadPlace | None]
-"""Gives a place to a request of so many bytes, of which a part has arrived; None leaves the call to `Answer`."""
+"""Gives a place to a request of so many bytes, of which a part has arrived, now or by `ServerCall.on_turn`; None leaves
+the call to `Answer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,6 +599,11 @@ class GrpcSession(Http2Session):
         self._resets = ResetCount()
         self.undecided: list[ServerCall] = []
         """Calls whose headers were received last, and whose request may have come with them."""
+        self._awaited: list[ServerCall] = []
+        """Calls of which nothing but headers had arrived, since the timer was set."""
+        self._awaited_longer: list[ServerCall] = []
+        """Those of the time before. When the timer ends, most of them are answered."""
+        self._data_timer: asyncio.TimerHandle | None = None
         self._shared_memos: dict[tuple[str | None, ...], dict[str, object]] = {}
         """By path and `shared_fields`."""
 
@@ -670,6 +705,18 @@ class GrpcSession(Http2Session):
         return found
 
     # Called by calls and by the server
+
+    def await_data(self, call: ServerCall) -> None:
+        """Start the call's task after DATA_WAIT_S, or up to twice that, if nothing arrives before."""
+        self._awaited.append(call)
+        if self._data_timer is None:
+            self._data_timer = self.loop.call_later(DATA_WAIT_S, self._start_late)
+
+    def _start_late(self) -> None:
+        late, self._awaited_longer, self._awaited = self._awaited_longer, self._awaited, []
+        self._data_timer = self.loop.call_later(DATA_WAIT_S, self._start_late) if self._awaited_longer else None
+        for call in late:
+            call.start_late()
 
     @property
     def is_busy(self) -> bool:

@@ -84,3 +84,7 @@ class DirectCall(GrpcCall, Protocol):
     def fail(self, failure: CallFailure) -> None:
         """End it with a status."""
         ...
+
+    def on_turn(self, *, is_ready: bool) -> None:
+        """The place that its request waited for is there; `is_ready` is false where a task is to read it instead."""
+        ...

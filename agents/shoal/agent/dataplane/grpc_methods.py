@@ -309,7 +309,8 @@ class GrpcMethods:
         return MethodHandler(answer, is_unary=True)
 
     def _begin_read(self, carried: DirectCall, size: int) -> MessagePlace | None:
-        """Read an inference request without a task; None: it has to wait, or is to be refused."""
+        """Read an inference request without a task, now or once it is its turn; None: it is to be refused, or only a
+        task can wait for it."""
         try:
             call = self._claims_of(carried)
         except ShoalError:
@@ -321,7 +322,10 @@ class GrpcMethods:
         def on_expired(error: ShoalError) -> None:
             carried.fail(call_failure(error))
 
-        return self.admission.begin_read(call.caller, size, payer, on_expired)
+        def on_turn(is_ready: bool) -> None:
+            carried.on_turn(is_ready=is_ready)
+
+        return self.admission.begin_read(call.caller, size, payer, on_expired, on_turn)
 
     def _infer_now(self, carried: DirectCall, request: bytes) -> bool:
         """Have a request answered without a task; False: it is not so simple, or is to be refused."""

@@ -75,6 +75,10 @@ class _ReadSlots:
         finally:
             self._release(caller)
 
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
     def take_free(self, caller: str, limit: Limit) -> bool:
         """As `hold` and `track`, until `give_back`; False, and nothing is held, where it would have to wait."""
         if not self._free:
@@ -84,16 +88,38 @@ class _ReadSlots:
         self._inside[limit] = asyncio.get_running_loop().time()
         return True
 
+    def begin_wait(self, caller: str) -> asyncio.Future[None]:
+        """Done once a slot is held: then `begin_track` it, until `give_back`. Before that, `end_wait`."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for limit, since in self._inside.items():
+            limit.end_by(max(now, since + GRACE_S))
+        turn = loop.create_future()
+        self._waiting.append((caller, turn))
+        return turn
+
+    def end_wait(self, caller: str, turn: asyncio.Future[None]) -> None:
+        """Nobody waits any more; a slot that was assigned at the same moment is freed."""
+        if turn.done() and not turn.cancelled():
+            self._release(caller)
+        else:
+            self._waiting.remove((caller, turn))
+            turn.cancel()
+
+    def begin_track(self, limit: Limit) -> None:
+        """A read begins that has a slot."""
+        now = self._inside[limit] = asyncio.get_running_loop().time()
+        # Callers may have begun to wait after this one got its slot and before it was tracked.
+        if any(not turn.done() for _, turn in self._waiting):
+            limit.end_by(now + GRACE_S)
+
     def give_back(self, caller: str, limit: Limit) -> None:
         del self._inside[limit]
         self._release(caller)
 
     @contextmanager
     def track(self, limit: Limit) -> Iterator[None]:
-        now = self._inside[limit] = asyncio.get_running_loop().time()
-        # Callers may have begun to wait after this one got its slot and before it was tracked.
-        if any(not turn.done() for _, turn in self._waiting):
-            limit.end_by(now + GRACE_S)
+        self.begin_track(limit)
         try:
             yield
         finally:
@@ -101,22 +127,14 @@ class _ReadSlots:
 
     async def _wait(self, caller: str) -> None:
         """Return with a slot taken."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for limit, since in self._inside.items():
-            limit.end_by(max(now, since + GRACE_S))
-        turn = loop.create_future()
-        self._waiting.append((caller, turn))
+        turn = self.begin_wait(caller)
         try:
             async with asyncio.timeout(SLOT_WAIT_S):
                 await turn
         except (asyncio.CancelledError, TimeoutError) as error:
-            if not turn.cancelled():  # the slot was assigned at the same moment
-                self._release(caller)
-            else:
-                self._waiting.remove((caller, turn))
+            self.end_wait(caller, turn)
             if isinstance(error, TimeoutError):
-                raise _overload("messages that do not arrive, in every place", "a free place") from error
+                raise _no_slot() from error
             raise
 
     def _release(self, caller: str) -> None:
@@ -133,26 +151,60 @@ class _ReadSlots:
         turn.set_result(None)
 
 
-class ReadLimit:
-    """The time for one message that no task reads. It is a `memory.Limit`."""
+class ReadLimits:
+    """Times for messages that no task reads. One timer serves all: nearly every message arrives before its own."""
 
-    def __init__(self, when: float, on_expired: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_expired = on_expired
-        self._is_expired = False
-        self._timer = self._loop.call_at(when, self._expire)
+    def __init__(self) -> None:
+        self._open: dict[ReadLimit, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, when: float, on_expired: Callable[[], None]) -> "ReadLimit":
+        """`when`: by the event loop's clock."""
+        added = ReadLimit(self, when, on_expired)
+        self._open[added] = None
+        self.on_change(when)
+        return added
+
+    def on_change(self, when: float) -> None:
+        """A limit ends at that time now."""
+        if self._timer is None or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(when, self._end_late)
+
+    def remove(self, limit: "ReadLimit") -> None:
+        """Idempotent."""
+        self._open.pop(limit, None)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for limit in [each for each in self._open if each.when <= now]:
+            if limit in self._open:  # another's end may have removed it
+                self.remove(limit)
+                limit.on_expired()
+        if self._open:
+            self.on_change(min(each.when for each in self._open))
+
+
+class ReadLimit:
+    """The time for one message that no task reads, until it expires or is cancelled. It is a `memory.Limit`."""
+
+    __slots__ = ("_limits", "on_expired", "when")
+
+    def __init__(self, limits: ReadLimits, when: float, on_expired: Callable[[], None]) -> None:
+        self._limits = limits
+        self.when = when
+        self.on_expired = on_expired
 
     def end_by(self, when: float) -> None:
-        if not self._is_expired and when < self._timer.when():
-            self._timer.cancel()
-            self._timer = self._loop.call_at(when, self._expire)
+        if when < self.when:
+            self.when = when
+            self._limits.on_change(when)
 
     def cancel(self) -> None:
-        self._timer.cancel()
-
-    def _expire(self) -> None:
-        self._is_expired = True
-        self._on_expired()
+        """Idempotent."""
+        self._limits.remove(self)
 
 
 class _TaskLimit:
@@ -237,6 +289,7 @@ class IngressAdmission:
         self._usage: dict[str, CallerUsage] = {}
         self._slots = _ReadSlots(READ_SLOTS)
         self._small_slots = _ReadSlots(READ_SLOTS)
+        self._limits = ReadLimits()
         self._calls = 0
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
@@ -347,10 +400,17 @@ class IngressAdmission:
                     yield
 
     def begin_read(
-        self, caller: str, size: int, payer: str, on_expired: Callable[[ShoalError], None]
+        self,
+        caller: str,
+        size: int,
+        payer: str,
+        on_expired: Callable[[ShoalError], None],
+        on_turn: Callable[[bool], None],
     ) -> "MessagePlace | None":
-        """As `call` and `read_slot`, for one message of `size` bytes that no task reads; None where it would have to
-        wait, or is to be refused. `on_expired` gets why the read is to end, at most once."""
+        """As `call` and `read_slot`, for one message of `size` bytes that no task reads; None where it is to be
+        refused, or where more than a slot of its caller is missing. `on_expired` gets why the read is to end, at most
+        once. `on_turn` is told of one that waits for a slot, once, whether it may be read now; if not, it is to be
+        asked for with `read_slot`."""
         if not self._memory.has_room(payer, size):
             return None
         try:
@@ -358,8 +418,8 @@ class IngressAdmission:
         except CallRefused:
             return None
         slots = self._usage[caller].reads.slots, self._slots
-        found = MessagePlace(self._memory, place, slots, caller, on_expired)
-        if not found.take(size, payer):
+        found = MessagePlace(self._memory, self._limits, place, slots, (caller, payer, size), on_expired)
+        if not found.begin(on_turn):
             place.leave()
             return None
         return found
@@ -410,46 +470,89 @@ class IngressAdmission:
 
 
 class MessagePlace:
-    """The place of one message that is being read, until `leave`."""
+    """The place of one message that is being read, or waits for a slot of its caller, until `leave`."""
+
+    __slots__ = (
+        "_call", "_caller", "_charge", "_limit", "_limits", "_memory", "_on_expired", "_payer", "_reading", "_size",
+        "_slots", "_turn",
+    )  # fmt: skip
 
     def __init__(
         self,
         memory: MessageMemory,
+        limits: ReadLimits,
         call: "CallPlace",
         slots: tuple[_ReadSlots, _ReadSlots],
-        caller: str,
+        message: tuple[str, str, int],
         on_expired: Callable[[ShoalError], None],
     ) -> None:
+        """slots: the caller's, and those of all. message: its caller, its payer, and its bytes."""
         self._memory = memory
+        self._limits = limits
         self._call = call
         self._slots = slots
-        self._caller = caller
+        self._caller, self._payer, self._size = message
         self._on_expired = on_expired
-        self._limit = ReadLimit(asyncio.get_running_loop().time() + MAX_READ_S, self._expire)
+        self._limit: ReadLimit | None = None
+        self._turn: asyncio.Future[None] | None = None
+        """While it waits: done once a slot is held."""
         self._charge: MemoryCharge | None = None
         self._reading: MessageRead | None = None
 
-    def take(self, size: int, payer: str) -> bool:
-        """Whether there is a place; otherwise nothing is held."""
-        own, shared = self._slots
-        if own.take_free(self._caller, self._limit):
-            if shared.take_free(self._caller, self._limit):
-                self._charge = self._memory.hold(payer, size)
-                self._reading = self._memory.begin_read(self._caller, self._limit)
-                return True
-            own.give_back(self._caller, self._limit)
-        self._limit.cancel()
-        return False
+    @property
+    def is_waiting(self) -> bool:
+        return self._turn is not None
+
+    def begin(self, on_turn: Callable[[bool], None]) -> bool:
+        """Whether there is a place, now or once `on_turn` is told; otherwise nothing is held."""
+        own, _ = self._slots
+        now = asyncio.get_running_loop().time()
+        if not own.is_full:
+            limit = self._limits.add(now + MAX_READ_S, self._expire)
+            return own.take_free(self._caller, limit) and self._begin_read(limit)
+        self._turn = turn = own.begin_wait(self._caller)
+        self._limit = self._limits.add(now + SLOT_WAIT_S, lambda: self._on_expired(_no_slot()))
+        turn.add_done_callback(lambda _: self._on_turn(turn, on_turn))
+        return True
 
     def leave(self) -> None:
-        self._limit.cancel()
-        if self._reading is not None:
+        """The message has arrived, or will not. Idempotent but for the call's place."""
+        own, shared = self._slots
+        if self._limit is not None:
+            self._limit.cancel()
+        if self._turn is not None:
+            turn, self._turn = self._turn, None
+            own.end_wait(self._caller, turn)
+        if self._reading is not None and self._limit is not None:
             self._memory.end_read(self._reading)
+            self._reading = None
+            own.give_back(self._caller, self._limit)
+            shared.give_back(self._caller, self._limit)
         if self._charge is not None:
             self._charge.release()
-        for each in self._slots:
-            each.give_back(self._caller, self._limit)
         self._call.leave()
+
+    def _on_turn(self, turn: asyncio.Future[None], on_turn: Callable[[bool], None]) -> None:
+        if self._turn is not turn:
+            return  # it has left
+        self._turn = None
+        if self._limit is not None:
+            self._limit.cancel()
+        limit = self._limits.add(asyncio.get_running_loop().time() + GRACE_S, self._expire)
+        self._slots[0].begin_track(limit)
+        on_turn(self._begin_read(limit))
+
+    def _begin_read(self, limit: ReadLimit) -> bool:
+        """With a slot of the caller's: whether there are one of all, and memory; otherwise the slot is given back."""
+        own, shared = self._slots
+        if self._memory.has_room(self._payer, self._size) and shared.take_free(self._caller, limit):
+            self._limit = limit
+            self._charge = self._memory.hold(self._payer, self._size)
+            self._reading = self._memory.begin_read(self._caller, limit)
+            return True
+        own.give_back(self._caller, limit)
+        limit.cancel()
+        return False
 
     def _expire(self) -> None:
         is_shed = self._reading is not None and self._reading.is_shed
@@ -501,6 +604,10 @@ class CallPlace:
 
 def _too_slow() -> ShoalError:
     return refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster")
+
+
+def _no_slot() -> CallRefused:
+    return _overload("messages that do not arrive, in every place", "a free place")
 
 
 def _overload(found: str, asked: str) -> CallRefused:

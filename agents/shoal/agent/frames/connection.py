@@ -29,7 +29,7 @@ Part = bytes | bytearray | memoryview
 
 _JOINED_BYTES: Final = 2**17
 """Most bytes of small frames that are joined for one write."""
-_WAITING_PIECE: Final = 2**14
+_WAITING_PIECE: Final = 2**16
 """Bytes of a large payload that the transport copies and holds while the kernel takes no more."""
 _MOST_PARTS: Final = 64
 """Parts that the kernel is offered at once. Linux takes up to 1024 (IOV_MAX)."""

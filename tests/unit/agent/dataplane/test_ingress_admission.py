@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from harness.wait import until
 from shoal.agent.dataplane import ingress_admission as module
 from shoal.agent.dataplane.ingress_admission import (
     BYTES_PER_CALLER,
     CALLS_PER_CALLER,
+    READ_SLOTS,
     READ_SLOTS_PER_CALLER,
     WATCHES,
     WATCHES_PER_CALLER,
     IngressAdmission,
+    MessagePlace,
 )
 from shoal.agent.dataplane.memory import MessageMemory
 from shoal.types.codes import Code, ShoalError
@@ -179,3 +182,110 @@ async def test_a_caller_with_few_watches_gets_the_place_of_one_with_many() -> No
             held = WATCHES - sum(task.done() for task in tasks)
             assert held + 1 + sum(not task.done() for task in more) == WATCHES
             assert any(task.done() for task in more), "who has as many as others takes from nobody"
+
+
+class Reads:
+    """Messages that no task reads."""
+
+    def __init__(self, intake: IngressAdmission) -> None:
+        self.intake = intake
+        self.turns: list[bool] = []
+        self.ended: list[Code] = []
+
+    def begin(self, caller: str = "a", size: int = 1000) -> MessagePlace:
+        found = self.intake.begin_read(
+            caller, size, caller, lambda error: self.ended.append(error.code), self.turns.append
+        )
+        assert found is not None
+        return found
+
+    def fill(self, caller: str = "a") -> list[MessagePlace]:
+        """All slots of the caller."""
+        found = [self.begin(caller) for _ in range(READ_SLOTS_PER_CALLER)]
+        assert not any(each.is_waiting for each in found)
+        return found
+
+
+async def until_told(reads: Reads, count: int = 1) -> None:
+    await until(lambda: len(reads.turns) + len(reads.ended) >= count, 5.0, f"{count} to hear")
+
+
+async def test_a_read_without_a_task_waits_for_a_slot_and_is_charged_from_then_on() -> None:
+    memory = MessageMemory()
+    reads = Reads(IngressAdmission(memory))
+    inside = reads.fill()
+    held = memory.held_bytes
+    waiting = reads.begin()
+    assert waiting.is_waiting
+    assert memory.held_bytes == held
+    inside[0].leave()
+    await until_told(reads)
+    assert reads.turns == [True]
+    assert not waiting.is_waiting
+    assert memory.held_bytes == held
+    for each in (*inside[1:], waiting):
+        each.leave()
+    assert memory.held_bytes == 0
+    assert not reads.intake._usage
+    assert reads.intake._slots._free == READ_SLOTS
+    assert not reads.intake._limits._open
+
+
+async def test_a_read_that_waits_gives_up_its_turn_when_it_leaves() -> None:
+    """Before the turn came, and at the same moment."""
+    reads = Reads(IngressAdmission())
+    inside = reads.fill()
+    first, second, third = (reads.begin() for _ in range(3))
+    first.leave()
+    inside[0].leave()
+    second.leave()  # the slot is its own by now
+    await until_told(reads)
+    assert reads.turns == [True]
+    assert not third.is_waiting
+    for each in (*inside[1:], third):
+        each.leave()
+    assert not reads.intake._usage
+    assert reads.intake._slots._free == READ_SLOTS
+
+
+async def test_slow_reads_without_a_task_end_where_others_wait() -> None:
+    reads = Reads(IngressAdmission())
+    inside = reads.fill()
+    last = reads.begin()
+    await until(lambda: len(reads.ended) == len(inside), 5.0, "all that are inside to end")
+    assert set(reads.ended) == {Code.TOO_SLOW}
+    for each in inside:
+        each.leave()
+    await until(lambda: bool(reads.turns), 5.0, "its turn")
+    assert reads.turns == [True]
+    last.leave()
+    assert not reads.intake._usage
+
+
+async def test_a_read_without_a_task_waits_for_a_slot_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 30.0)
+    reads = Reads(IngressAdmission())
+    inside = reads.fill()
+    waiting = reads.begin()
+    await until_told(reads)
+    assert reads.ended == [Code.OVERLOADED]
+    waiting.leave()
+    inside[0].leave()
+    assert not reads.begin().is_waiting
+    assert not reads.turns
+
+
+async def test_a_read_that_finds_no_slot_of_all_at_its_turn_is_left_to_a_task() -> None:
+    reads = Reads(IngressAdmission())
+    inside = reads.fill()
+    waiting = reads.begin()
+    others = [each for n in range(READ_SLOTS // READ_SLOTS_PER_CALLER - 1) for each in reads.fill(f"other-{n}")]
+    inside[0].leave()
+    others.append(reads.begin("late"))  # it takes the place that is free now
+    await until_told(reads)
+    assert reads.turns == [False]
+    waiting.leave()
+    for each in (*inside[1:], *others):
+        each.leave()
+    assert not reads.intake._usage
+    assert reads.intake._slots._free == READ_SLOTS
