@@ -127,7 +127,7 @@ async def test_a_call_whose_request_does_not_follow_gets_a_task() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     port.open()
-    assert not port.tasks
+    assert port.tasks == 0
     await until(lambda: port.tasks == 1, 5.0, "a task")
     assert loop.time() - began >= module.DATA_WAIT_S
     port.send(frame_message(MESSAGE)[:60_000], is_end=False)

@@ -225,6 +225,8 @@ class FrameConnection(asyncio.BufferedProtocol):
     def _send_now(self) -> bool:
         """Have the kernel take what is in the queue; whether it took all that it was offered. An error is found again,
         and handled, by the transport that writes next."""
+        if self._descriptor < 0:
+            return False
         parts: list[Part] = []
         for frame in self._queue:
             parts += frame.parts
