@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 def digest(*names: str) -> bytes:
     """Eight bytes that depend on `names` and their order alone."""
-    return hashlib.blake2b(encoded(*names), digest_size=8).digest()
+    return hashlib.blake2b(encode(*names), digest_size=8).digest()
 
 
 def digests(first: Sequence[str], last: Iterable[bytes]) -> list[bytes]:
-    """`digest` of the first names with each of the last ones, by `encoded`. What all have in common is hashed once."""
+    """`digest` of the first names with each of the last ones, by `encode`. What all have in common is hashed once."""
     found, head = [], hashlib.blake2b("".join(f"{name}\0" for name in first).encode(), digest_size=8)
     for names in last:
         one = head.copy()
@@ -19,7 +19,7 @@ def digests(first: Sequence[str], last: Iterable[bytes]) -> list[bytes]:
     return found
 
 
-def encoded(*names: str) -> bytes:
+def encode(*names: str) -> bytes:
     """Names as they are hashed: those of two calls with `\\0` between them are those of one."""
     return "\0".join(names).encode()
 

@@ -306,7 +306,7 @@ class DeviceColumns:
         self._rows: dict[Slot, int] = {}
         self._slots: list[Slot | None] = []
         self._names: list[bytes] = []
-        """Of each slot, by `stable_hash.encoded`."""
+        """Of each slot, by `stable_hash.encode`."""
         self._free: list[int] = []
         self._states: dict[str, NodeState] = {}
         self._devices: list[Device | None] = []
@@ -540,7 +540,7 @@ class DeviceColumns:
         if not self._free:
             self._grow(max(64, 2 * len(self._slots)))
         row = self._free.pop()
-        self._rows[slot], self._slots[row], self._names[row] = row, slot, stable_hash.encoded(*slot)
+        self._rows[slot], self._slots[row], self._names[row] = row, slot, stable_hash.encode(*slot)
         return row
 
     def _grow(self, rows: int) -> None:
@@ -603,7 +603,7 @@ class DeviceColumns:
             return
         models = [each.model for each in of_models]
         rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
-        variants = [stable_hash.encoded("", each.variant) for each in models]
+        variants = [stable_hash.encode("", each.variant) for each in models]
 
         def order_of(equals: Sequence[int]) -> list[bytes]:
             return tie_breaks(seed, name, [self._names[at % rows] + variants[at // rows] for at in equals])

@@ -131,5 +131,5 @@ def tie_break(seed: int, *names: str) -> bytes:
 
 
 def tie_breaks(seed: int, name: str, others: Iterable[bytes]) -> list[bytes]:
-    """`tie_break` of a name with each of the others, which are names by `stable_hash.encoded`."""
+    """`tie_break` of a name with each of the others, which are names by `stable_hash.encode`."""
     return stable_hash.digests((str(seed), name), others)
