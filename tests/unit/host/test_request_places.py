@@ -41,7 +41,7 @@ class Wire(asyncio.Transport):
     def getpeercert(self, *, binary_form: bool) -> bytes | None:
         return None
 
-    def widened(self) -> int:
+    def window_updates(self) -> int:
         """Bytes by which the windows of streams were widened."""
         at, found = 0, 0
         while at < len(self.sent):
@@ -113,7 +113,7 @@ async def test_a_request_that_follows_its_headers_needs_no_task() -> None:
     port.open()
     framed = frame_message(MESSAGE)
     port.send(framed[:60_000], is_end=False)
-    await until(lambda: port.wire.widened() > 0, 5.0, "a wider window")
+    await until(lambda: port.wire.window_updates() > 0, 5.0, "a wider window")
     port.send(framed[60_000:], is_end=True)
     await until(lambda: b"now" in port.wire.sent, 5.0, "the answer")
     assert port.place is not None
@@ -131,7 +131,7 @@ async def test_a_call_whose_request_does_not_follow_gets_a_task() -> None:
     await until(lambda: port.tasks == 1, 5.0, "a task")
     assert loop.time() - began >= module.DATA_WAIT_S
     port.send(frame_message(MESSAGE)[:60_000], is_end=False)
-    await until(lambda: port.wire.widened() > 0, 5.0, "a wider window")
+    await until(lambda: port.wire.window_updates() > 0, 5.0, "a wider window")
     port.send(frame_message(MESSAGE)[60_000:], is_end=True)
     await until(lambda: b"task" in port.wire.sent, 5.0, "the answer")
     assert not port.calls, "a task reads it"
@@ -155,11 +155,11 @@ async def test_a_request_waits_for_its_place_within_one_window(is_ready: bool) -
     port.send(frame_message(MESSAGE)[:60_000], is_end=False)
     await until(lambda: port.session._data_timer is None, 5.0, "nothing that is waited for")
     assert port.tasks == 0
-    assert port.wire.widened() == 0, "its caller can send no more"
+    assert port.wire.window_updates() == 0, "its caller can send no more"
     (call,) = port.calls
     place.is_waiting = False
     call.on_turn(is_ready=is_ready)
-    await until(lambda: port.wire.widened() > 0, 5.0, "a wider window")
+    await until(lambda: port.wire.window_updates() > 0, 5.0, "a wider window")
     port.send(frame_message(MESSAGE)[60_000:], is_end=True)
     await until(lambda: (b"now" if is_ready else b"task") in port.wire.sent, 5.0, "the answer")
     assert place.has_left
@@ -175,6 +175,6 @@ async def test_a_request_that_is_withdrawn_leaves_its_place() -> None:
     assert place.has_left
     (call,) = port.calls
     call.on_turn(is_ready=True)  # it was on its way
-    assert port.wire.widened() == 0
+    assert port.wire.window_updates() == 0
     assert not port.tasks
     assert not cast(Any, port.session.connection).streams

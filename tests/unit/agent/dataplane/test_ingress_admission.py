@@ -206,7 +206,7 @@ class Reads:
         return found
 
 
-async def until_told(reads: Reads, count: int = 1) -> None:
+async def until_turn(reads: Reads, count: int = 1) -> None:
     await until(lambda: len(reads.turns) + len(reads.ended) >= count, 5.0, f"{count} to hear")
 
 
@@ -219,7 +219,7 @@ async def test_a_read_without_a_task_waits_for_a_slot_and_is_charged_from_then_o
     assert waiting.is_waiting
     assert memory.held_bytes == held
     inside[0].leave()
-    await until_told(reads)
+    await until_turn(reads)
     assert reads.turns == [True]
     assert not waiting.is_waiting
     assert memory.held_bytes == held
@@ -239,7 +239,7 @@ async def test_a_read_that_waits_gives_up_its_turn_when_it_leaves() -> None:
     first.leave()
     inside[0].leave()
     second.leave()  # the slot is its own by now
-    await until_told(reads)
+    await until_turn(reads)
     assert reads.turns == [True]
     assert not third.is_waiting
     for each in (*inside[1:], third):
@@ -267,7 +267,7 @@ async def test_a_read_without_a_task_waits_for_a_slot_so_long(monkeypatch: pytes
     reads = Reads(IngressAdmission())
     inside = reads.fill()
     waiting = reads.begin()
-    await until_told(reads)
+    await until_turn(reads)
     assert reads.ended == [Code.OVERLOADED]
     waiting.leave()
     inside[0].leave()
@@ -282,7 +282,7 @@ async def test_a_read_that_finds_no_slot_of_all_at_its_turn_is_left_to_a_task() 
     others = [each for n in range(READ_SLOTS // READ_SLOTS_PER_CALLER - 1) for each in reads.fill(f"other-{n}")]
     inside[0].leave()
     others.append(reads.begin("late"))  # it takes the place that is free now
-    await until_told(reads)
+    await until_turn(reads)
     assert reads.turns == [False]
     waiting.leave()
     for each in (*inside[1:], *others):
