@@ -457,7 +457,7 @@ def test_what_columns_learn_beside_a_block_holds_for_those_that_are_not_blocked(
     held = next(name for name, content in region.desired.items() if content.assignments)
     free = next(f"n{at}" for at in range(NODES) if f"n{at}" != held)
     end_move(region, "w", free, "cpu0")
-    assert {(key.name, trial.node) for key, trial in blocked_in(region)} == {("w", free)}
+    assert {(key.name, trial.node) for key, trial in find_blocks(region)} == {("w", free)}
     other = intent("other", tenant="zoo", models=(ModelRef("small.onnx", SMALL, ""),))
     region.intents = (*region.intents, other)
     before = region.memory.residuals
@@ -470,7 +470,7 @@ def test_what_columns_learn_beside_a_block_holds_for_those_that_are_not_blocked(
     assert {one.workload.name for one in region.desired[free].assignments} >= {"like"}
 
 
-def blocked_in(region: CoreRegion) -> Mapping[tuple[WorkloadKey, Trial], Refusal]:
+def find_blocks(region: CoreRegion) -> Mapping[tuple[WorkloadKey, Trial], Refusal]:
     return migration_effects(region.world(), region.migrations, Elapsed(region.now)).blocked
 
 
