@@ -173,7 +173,7 @@ class _Lowering:
         is_known = self._open.get(name) is not OpenAxes.UNNAMED
         if not is_blocked:
             return Made(Tensor(name), value.nbytes or 0, value.shape if is_known else None)
-        batch, channels, *sides = value.shape or ()
+        batch, channels, *sides = value.shape or (0, 0)
         shape = (batch, -(-channels // _BLOCK) * _BLOCK, *sides)
         return Made(Tensor(name, True), 4 * math.prod(shape), shape if is_known else None)
 
@@ -224,7 +224,7 @@ class _Lowering:
             return False
         if not node.output[0]:
             return False
-        shape = step.inputs[0].shape or ()
+        shape = step.inputs[0].shape or (0, 0)
         all_blocked = all(each in self._blocked for each in node.input)
         match name:
             case "Conv":
@@ -281,7 +281,7 @@ def _is_blocked_convolution(step: Step) -> bool:
         return False
     if len(step.inputs) > 2 and step.node.input[2] and not step.inputs[2].constant:
         return False
-    made, each = (weights.shape or ())[:2]
+    made, each, *_ = weights.shape or (0, 0)
     groups = _groups(step)
     if groups == 1:
         return each < _BLOCK or each % _ALIGNMENT == 0
