@@ -228,7 +228,7 @@ class ServerCall:
     def discard(self) -> None:
         """Hold nothing of what the caller sends, now or later: nobody reads on."""
         self._is_discarding = True
-        self._reader = MessageReader()
+        self._reader.clear()
 
     async def write(self, message: bytes) -> None:
         """Send one message; return when all of it is on its way. One writer at a time. Raises CallEnded."""
@@ -413,8 +413,14 @@ class ServerCall:
 
     def _on_deadline(self) -> None:
         self.fail(CallFailure(GrpcStatus.DEADLINE_EXCEEDED, "the caller's deadline has passed"))
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel_task()
+
+    def _cancel_task(self) -> None:
+        """A task that is cancelled refers to the frames that this ended, and thereby to this call: with a reference
+        back, what those hold would stay until cycles are searched."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     def on_data(self, data: memoryview) -> None:
         if self._is_discarding:
@@ -442,8 +448,9 @@ class ServerCall:
         self._leave_place()
         wake(self._reading)
         wake(self._writing)
-        if self._task is not None and not self._done:
-            self._task.cancel()
+        if not self._done:
+            self._cancel_task()
+        self._reader.clear()  # the call may be referred to for longer, but what it holds is no longer charged
         callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
             callback()

@@ -169,6 +169,12 @@ class MessageReader:
         self._read_prefix()
         return message
 
+    def clear(self) -> None:
+        """Hold nothing of what has arrived, whoever still refers to this: nobody reads on."""
+        self._buffer = bytearray()
+        self._target = self._whole = self.size = None
+        self.is_compressed = False
+
     def _read_prefix(self) -> None:
         if len(self._buffer) >= PREFIX_BYTES:
             self._set_prefix(*_PREFIX.unpack_from(self._buffer))

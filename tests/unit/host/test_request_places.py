@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from harness.fakes.wire import Wire
 from harness.wait import until
 from shoal.host import grpc_server as module
 from shoal.host.connections import Connections
@@ -18,38 +19,6 @@ MESSAGE = bytes(range(256)) * 400
 BLOCK = encode(
     ((b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/s/M"), (b"content-type", b"application/grpc"))
 )
-
-
-class Wire(asyncio.Transport):
-    """Keeps what the server writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = bytearray()
-
-    def write(self, data: Any) -> None:
-        self.sent += data
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "ssl_object": self}.get(name, default)
-
-    def getpeercert(self, *, binary_form: bool) -> bytes | None:
-        return None
-
-    def window_updates(self) -> int:
-        """Bytes by which the windows of streams were widened."""
-        at, found = 0, 0
-        while at < len(self.sent):
-            size, kind = int.from_bytes(self.sent[at : at + 3], "big"), self.sent[at + 3]
-            if kind == frames.WINDOW_UPDATE and any(self.sent[at + 5 : at + 9]):
-                found += int.from_bytes(self.sent[at + 9 : at + 13], "big")
-            at += frames.HEAD_BYTES + size
-        return found
 
 
 class Place:

@@ -181,14 +181,19 @@ class ReadLimits:
         now = asyncio.get_running_loop().time()
         for limit in [each for each in self._open if each.when <= now]:
             if limit in self._open:  # another's end may have removed it
-                self.remove(limit)
-                limit.on_expired()
+                on_expired = limit.on_expired
+                limit.cancel()
+                on_expired()
         if self._open:
             self.on_change(min(each.when for each in self._open))
 
 
 class ReadLimit:
-    """The time for one message that no task reads, until it expires or is cancelled. It is a `memory.Limit`."""
+    """The time for one message that no task reads, until it expires or is cancelled. It is a `memory.Limit`.
+
+    From then on it does not refer to who is told: that one refers to it, and would keep its message in memory until
+    cycles are searched.
+    """
 
     __slots__ = ("_limits", "on_expired", "when")
 
@@ -205,6 +210,11 @@ class ReadLimit:
     def cancel(self) -> None:
         """Idempotent."""
         self._limits.remove(self)
+        self.on_expired = _tell_nobody
+
+
+def _tell_nobody() -> None:
+    pass
 
 
 class _TaskLimit:
