@@ -178,14 +178,21 @@ class ReadLimits:
 
     def _end_late(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
-        for limit in [each for each in self._open if each.when <= now]:
-            if limit in self._open:  # another's end may have removed it
-                on_expired = limit.on_expired
-                limit.cancel()
-                on_expired()
-        if self._open:
-            self.on_change(min(each.when for each in self._open))
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        try:
+            for limit in [each for each in self._open if each.when <= now]:
+                if limit in self._open:  # another's end may have removed it
+                    on_expired = limit.on_expired
+                    limit.cancel()
+                    try:
+                        on_expired()
+                    except Exception as error:  # the others' time is over too
+                        context = {"message": "a read that took too long did not end", "exception": error}
+                        loop.call_exception_handler(context)
+        finally:
+            if self._open:
+                self.on_change(min(each.when for each in self._open))
 
 
 class ReadLimit:

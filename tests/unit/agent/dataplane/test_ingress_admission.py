@@ -18,6 +18,7 @@ from shoal.agent.dataplane.ingress_admission import (
     WATCHES_PER_CALLER,
     IngressAdmission,
     MessagePlace,
+    ReadLimits,
 )
 from shoal.agent.dataplane.memory import MessageMemory
 from shoal.types.codes import Code, ShoalError
@@ -289,3 +290,35 @@ async def test_a_read_that_finds_no_slot_of_all_at_its_turn_is_left_to_a_task() 
         each.leave()
     assert not reads.intake._usage
     assert reads.intake._slots._free == READ_SLOTS
+
+
+async def test_a_read_whose_end_fails_delays_no_others() -> None:
+    """Neither those whose time is over at the same moment, nor those after it; it is logged."""
+    loop = asyncio.get_running_loop()
+    logged: list[object] = []
+    loop.set_exception_handler(lambda _, context: logged.append(context["exception"]))
+    limits, ended, error = ReadLimits(), list[str](), RuntimeError()
+
+    def fail() -> None:
+        raise error
+
+    now = loop.time()
+    limits.add(now, fail)
+    limits.add(now, lambda: ended.append("with it"))
+    limits.add(now + 0.05, lambda: ended.append("after it"))
+    await until(lambda: len(ended) == 2, 5.0, "the others")
+    assert ended == ["with it", "after it"]
+    assert logged == [error]
+
+
+async def test_reads_end_after_one_whose_end_is_cancelled() -> None:
+    """What is no `Exception` ends the turn of the timer, not the timer."""
+    limits, ended = ReadLimits(), list[str]()
+
+    def stop() -> None:
+        raise asyncio.CancelledError
+
+    now = asyncio.get_running_loop().time()
+    limits.add(now, stop)
+    limits.add(now, lambda: ended.append("with it"))
+    await until(lambda: bool(ended), 5.0, "the other")
