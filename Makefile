@@ -23,6 +23,9 @@ ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
 COMPILED ?=
 COMPILED_DISTS := dist/compiled/.made
+# All that the copies hold, and what makes them: what is compiled holds constants of what is not, too.
+COMPILED_FROM := $(sort $(shell find protos agents deploy/compiled -type d \( -name __pycache__ -o -name build -o -name '*.egg-info' \) -prune -o -type f -print))
+COMPILED_LIST := dist/compiled/.files
 COMPILING := dist/compiling/.made
 AS_COMPILED = SHOAL_COMPILED=yes PYTHONPATH=$(abspath dist/compiled/protos):$(abspath dist/compiled/agents):tests
 # Where the distributions are that may be compiled.
@@ -35,7 +38,7 @@ PYTEST = $(BIN)/python -m pytest $(ONCE)
 ATTEMPT = PYTHONPATH=tests $(BIN)/python -m harness.flaky $(1) $(ONCE)
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers test-compiled compiled own-kind wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
+.PHONY: always help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers test-compiled compiled own-kind wheels lock images push bundle lint words types protos docs site dashboards assets bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -117,9 +120,15 @@ wheels: $(WHEELS) $(if $(COMPILED),$(COMPILED_DISTS)) ## Shoal's own wheels in d
 compiled: $(COMPILED_DISTS) ## in dist/compiled: the transport, the data plane and what a worker runs for a request, compiled for this machine's kind
 
 # Copies of the distributions whose modules can be compiled, compiled in place, one C compiler at a time.
-$(COMPILED_DISTS): $(TEST_STAMP) deploy/compiled/build.py $(wildcard protos/pyproject.toml protos/shoal/*/*.py agents/pyproject.toml agents/shoal/agent/*.py agents/shoal/agent/*/*.py)
+$(COMPILED_DISTS): $(TEST_STAMP) $(COMPILED_FROM) $(COMPILED_LIST)
 	$(BIN)/python deploy/compiled/build.py dist/compiled
 	touch $@
+
+# Changes when a file is added, removed or renamed, which no file's time tells.
+$(COMPILED_LIST): always
+	@mkdir -p $(@D) && echo $(COMPILED_FROM) >$@.now && { cmp -s $@.now $@ && rm $@.now || mv $@.now $@; }
+
+always:
 
 # The suites of what is compiled, against it; `test_compiled.py` fails where Python would be tested instead.
 test-compiled: $(COMPILED_DISTS) ## the suites of the transport, the data plane and workers with their modules compiled

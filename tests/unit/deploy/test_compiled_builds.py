@@ -42,6 +42,80 @@ def test_nothing_compiled_is_bundled_for_another_kind_of_machine() -> None:
     )
 
 
+class Tree:
+    """The Makefile, and the sources that it may compile, in short. Each build leaves a line in `builds`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copy(ROOT / "Makefile", root)
+        self.builds = root / "builds"
+        self.builds.touch()
+        python = root / ".venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\nmkdir -p dist/compiled\necho built >>{self.builds}\n")
+        python.chmod(0o755)
+        for each in (
+            "deploy/compiled/build.py",
+            "protos/pyproject.toml",
+            "protos/shoal/http2/frames.py",
+            "protos/shoal/protos/v1/agent_pb2.pyi",
+            "agents/shoal/agent/py.typed",
+            "agents/shoal/agent/hardware/profiles/npu/edge.json",
+            "agents/shoal/agent/preparation/probes/conv.onnx",
+        ):
+            self.write(each)
+
+    def write(self, name: str) -> None:
+        """With a time that is later than that of the last build."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        made = self.root / "dist/compiled/.made"
+        if made.exists():
+            later = made.stat().st_mtime_ns + 10**6
+            os.utime(path, ns=(later, later))
+
+    def is_built(self) -> bool:
+        """Whether `make compiled` compiles anything, as of now."""
+        before = self.builds.read_text()
+        command = ["make", "--no-print-directory", "--old-file=.venv/.installed-tests", "compiled"]
+        subprocess.run(command, cwd=self.root, check=True, timeout=60, capture_output=True)
+        return self.builds.read_text() != before
+
+
+def test_what_is_compiled_is_made_again_after_any_change_of_its_sources(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    assert tree.is_built()
+    assert not tree.is_built(), "nothing has changed"
+    files = [path for folder in ("deploy", "protos", "agents") for path in (tmp_path / folder).rglob("*.*")]
+    assert len(files) == 7
+    for path in files:
+        tree.write(str(path.relative_to(tmp_path)))
+        assert tree.is_built(), path
+    assert not tree.is_built()
+
+
+def test_what_is_compiled_is_made_again_when_a_file_came_or_went(tmp_path: Path) -> None:
+    """Whatever its time: what a checkout or a copy brings may be older than the last build."""
+    tree = Tree(tmp_path)
+    assert tree.is_built()
+    profile = tmp_path / "agents/shoal/agent/hardware/profiles/npu/edge.json"
+    moved = profile.with_name("other.json")
+    profile.rename(moved)
+    assert tree.is_built(), "renamed"
+    moved.unlink()
+    assert tree.is_built(), "removed"
+    assert not tree.is_built()
+
+
+def test_what_python_keeps_beside_sources_is_none_of_them(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    assert tree.is_built()
+    for name in ("protos/shoal/http2/__pycache__/frames.cpython-311.pyc", "agents/shoal.egg-info/PKG-INFO"):
+        tree.write(name)
+    assert not tree.is_built()
+
+
 @pytest.mark.parametrize("stage", ["agent-files", "coordinator-files", "operator-files"])
 def test_an_image_installs_what_was_compiled(stage: str) -> None:
     """Whatever of it can be compiled is, before it is installed, and after its sources are there."""
