@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.builders.coordinator_core import START, CoreRegion, intent, node
-from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.fleet.state import Liveness, MassSilence
 from shoal.coordinator.core.placement.model import Reservation, Slot
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot, UnderwayMove, check
 from shoal.coordinator.core.workloads.model import DesiredContent
@@ -99,6 +99,17 @@ def route_to_suspect(snapshot: RegionSnapshot) -> RegionSnapshot:
     )
 
 
+def route_to_silent(snapshot: RegionSnapshot, apart_s: float, liveness: Liveness = Liveness.SUSPECT) -> RegionSnapshot:
+    """Both nodes of the only workload are silent, the second since `apart_s` later."""
+    holders = [name for name, content in snapshot.desired.items() if content.assignments]
+    assert len(holders) == 2
+    states = [
+        replace(snapshot.fleet.nodes[name], liveness=liveness, heard_at=Elapsed(snapshot.now - 20.0 + index * apart_s))
+        for index, name in enumerate(holders)
+    ]
+    return replace(snapshot, fleet=snapshot.fleet.with_node(states[0]).with_node(states[1]))
+
+
 def route_to_unready(snapshot: RegionSnapshot) -> RegionSnapshot:
     name, assignment = first(snapshot)
     state = snapshot.fleet.nodes[name]
@@ -161,6 +172,26 @@ def test_what_is_planted_is_found(
     well: RegionSnapshot, plant: Callable[[RegionSnapshot], RegionSnapshot], invariant: str
 ) -> None:
     assert invariant in {violation.invariant for violation in check(plant(well))}
+
+
+def test_routes_to_silent_nodes_are_for_those_that_fell_silent_together_and_have_an_end(well: RegionSnapshot) -> None:
+    (at,) = (name for name, content in well.desired.items() if not content.assignments)
+
+    def violations(snapshot: RegionSnapshot) -> list[str]:
+        return [each.message for each in check(snapshot) if each.invariant == "I4" and each.subject.endswith(at)]
+
+    together_s = well.fleet.timing.suspect_after_s
+    assert violations(route_to_silent(well, 0.0)) == violations(route_to_silent(well, together_s)) == []
+    assert len(violations(route_to_silent(well, together_s + 0.1))) == 2
+    assert len(violations(route_to_silent(well, 0.0, Liveness.LOST))) == 2
+    mass = MassSilence(well.now, tuple(well.desired), is_confirmed=True)
+    silent = route_to_silent(well, together_s + 0.1, Liveness.LOST)
+    assert violations(replace(silent, fleet=replace(silent.fleet, mass_silence=mass))) == []
+    excused = replace(silent.fleet, grace_until=Elapsed(well.now + 1.0))
+    assert len(violations(replace(silent, fleet=excused))) == 2, "nothing says that they fell silent together"
+    lost = route_to_silent(well, 0.0, Liveness.LOST)
+    excused = replace(lost.fleet, grace_until=Elapsed(well.now + 1.0))
+    assert violations(replace(lost, fleet=excused)) == []
 
 
 def test_a_wait_without_an_end_and_one_past_it(well: RegionSnapshot) -> None:

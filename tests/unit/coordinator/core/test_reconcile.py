@@ -7,6 +7,7 @@ import pytest
 from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node, require
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory, memory_writes
+from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement import replicas
 from shoal.coordinator.core.placement.accuracy import batching_of
@@ -20,7 +21,7 @@ from shoal.types.assignment import Batching, Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.tolerance import default
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import ModelRef, Quota, Spread, Standby, WorkloadKey
 
 
@@ -214,6 +215,97 @@ def test_replicas_that_two_silent_nodes_held_stay_in_routes_and_one_alone_does_n
     assert region.routed_nodes("gw", "both") == ["a", "b"]
     assert region.routed_nodes("gw", "alone") == []
     assert "both" in {name.split("/")[-1] for name in region.memory.without_ready}, "nobody is known to answer"
+
+
+def region_of_two() -> CoreRegion:
+    """A workload with replicas on two agents and no third place, and a gateway."""
+    region = CoreRegion(node("a"), node("b"), node("gw", role=Role.GATEWAY))
+    region.intents = (intent(replicas=2, spread=Spread.NODE, where='node.name in ["a", "b"]'),)
+    region.run(10)
+    assert region.routed_nodes("gw") == ["a", "b"]
+    return region
+
+
+def pending_at_gateway(region: CoreRegion) -> str:
+    (route,) = region.desired["gw"].routes
+    return route.pending_code
+
+
+@pytest.mark.parametrize("apart_s", [3.5, 9.0, 400.0])
+def test_nodes_that_fall_silent_one_by_one_leave_the_routes_one_by_one(apart_s: float) -> None:
+    """Within `lost_after` or long after: only what is cut off at once is probably not dead."""
+    region = region_of_two()
+    region.agents["a"].heard = False
+    region.run(apart_s)
+    assert region.routed_nodes("gw") == ["b"]
+    region.agents["b"].heard = False
+    for _ in range(100):
+        region.step()
+        assert "a" not in region.routed_nodes("gw"), "it was taken out before"
+    assert region.fleet.mass_silence is None
+    assert region.routed_nodes("gw") == []
+    assert pending_at_gateway(region) == Code.MODEL_NOT_READY
+
+
+def test_what_fell_silent_within_one_suspicion_time_is_never_put_back_and_the_last_one_stays_until_lost() -> None:
+    region = region_of_two()
+    region.agents["a"].heard = False
+    region.run(2.5)
+    region.agents["b"].heard = False
+    seen = set[tuple[str, ...]]()
+    while region.fleet.nodes["b"].liveness is not Liveness.LOST:
+        seen.add(tuple(region.routed_nodes("gw")))
+        assert region.now < 60.0
+        region.step()
+    assert seen == {("a", "b"), ("b",)}, "no front is without a route until they are lost"
+    assert region.routed_nodes("gw") == []
+    assert pending_at_gateway(region) == Code.MODEL_NOT_READY
+    region.agents["a"].heard = True
+    region.run(1)
+    assert region.routed_nodes("gw") == ["a"]
+
+
+def test_routes_to_two_silent_nodes_end_when_they_are_lost() -> None:
+    region = region_of_two()
+    for name in ("a", "b"):
+        region.agents[name].heard = False
+    region.run(9)
+    assert region.routed_nodes("gw") == ["a", "b"]
+    region.run(2)
+    assert region.routed_nodes("gw") == []
+    assert pending_at_gateway(region) == Code.MODEL_NOT_READY
+    region.run(400, tick=2.0)
+    assert region.routed_nodes("gw") == []
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_routes_to_nodes_in_a_mass_silence_end_with_it(replicas: int) -> None:
+    region = fall_silent(replicas)
+    assert region.fleet.mass_silence is not None
+    ends = region.fleet.mass_silence.since + 2 * region.fleet.timing.lost_after_s
+    while region.fleet.mass_silence is not None:
+        assert len(region.routed_nodes("gw")) == replicas
+        region.step()
+    assert region.now >= ends
+    assert region.routed_nodes("gw") == []
+    assert pending_at_gateway(region) == Code.MODEL_NOT_READY
+
+
+def test_nodes_lost_behind_a_broker_keep_their_routes_while_they_may_reconnect() -> None:
+    """The coordinator did not reach the broker for longer than a mass silence lasts. They are lost until they are
+    heard, but nothing is held against them yet."""
+    region = region_of_two()
+    region.fleet = updates.mark_link_lost(region.fleet, ("a", "b"), Elapsed(region.now))
+    for name in ("a", "b"):
+        region.agents[name].heard = False
+    region.run(60)
+    assert region.fleet.nodes["a"].liveness is Liveness.LOST
+    assert region.routed_nodes("gw") == ["a", "b"]
+    region.fleet = updates.mark_link_restored(region.fleet, Elapsed(region.now))
+    region.run(2.5)
+    assert region.routed_nodes("gw") == ["a", "b"]
+    region.run(10)
+    assert region.routed_nodes("gw") == []
 
 
 def test_a_front_never_learns_of_a_replica_that_did_not_serve_before_the_silence() -> None:

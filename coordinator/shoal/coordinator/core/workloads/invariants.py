@@ -13,10 +13,11 @@ from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.model import AssignmentStage, DesiredContent, ReconcilerMemory, WorkloadWait
 from shoal.coordinator.core.workloads.routes import (
     answering,
-    is_common_silence,
+    has_served_before_silence,
     is_gateway,
     is_remote,
     is_status_current,
+    nodes_kept_in_silence,
 )
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Observed, Phase, Version
@@ -198,7 +199,13 @@ def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
         for name, content in snapshot.desired.items()
         for assignment in content.assignments
     }
+    silent = dict[WorkloadKey, set[str]]()
+    for name, one in assigned.values():
+        if has_served_before_silence(snapshot.fleet.nodes.get(name), one):
+            silent.setdefault(one.workload, set()).add(name)
+    staying = {key: nodes_kept_in_silence(snapshot.fleet, found) for key, found in silent.items()}
     for name, content in snapshot.desired.items():
+        is_current = is_status_current(snapshot.fleet.nodes.get(name))
         for route in content.routes:
             subject = f"{route.workload} at {name}"
             if len({endpoint.assignment for endpoint in route.endpoints}) != len(route.endpoints):
@@ -206,8 +213,8 @@ def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
             if not route.endpoints and not route.pending_code:
                 yield Violation("I5", subject, "an empty route without a reason")
             # They may stay where nobody else serves it. Its own replicas a node without a link judges itself.
-            others = [each for each in route.endpoints if each.kind is not EndpointKind.LOCAL]
-            stays_silent = not answering(others, snapshot.fleet) and is_common_silence(snapshot.fleet, route.endpoints)
+            others = [each for each in route.endpoints if is_current or each.kind is not EndpointKind.LOCAL]
+            is_unserved = not answering(others, snapshot.fleet)
             for endpoint in route.endpoints:
                 if endpoint.kind is EndpointKind.GATEWAY:
                     yield from _check_leads_out(snapshot, subject, name, route.workload, endpoint)
@@ -222,14 +229,10 @@ def _check_routes(snapshot: RegionSnapshot) -> Iterator[Violation]:
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.state}, not as it was assigned")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
-                if (
-                    stays_silent
-                    and endpoint.node in snapshot.fleet.nodes
-                    and not answering((endpoint,), snapshot.fleet)
-                ):
+                if is_unserved and endpoint.node in staying.get(route.workload, ()):
                     continue
                 # A node without a link judges its own replicas itself.
-                if endpoint.node != name or is_status_current(snapshot.fleet.nodes.get(name)):
+                if endpoint.node != name or is_current:
                     yield from _check_answers(snapshot, subject, endpoint.node, endpoint.assignment)
 
 

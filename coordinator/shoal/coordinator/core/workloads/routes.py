@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.fleet.state import ORIGIN, Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan
 from shoal.coordinator.core.workloads.entries import EntryPoints
 from shoal.coordinator.core.workloads.model import DelegatedWorkload, RouteTable
@@ -32,18 +32,19 @@ def tables(
 
     A node without a full report since this coordinator (or its session) started keeps its last routes, so that a
     restart of the coordinator changes no route. So does a node whose link to the coordinator is lost, for any length
-    of time, because the senders notice whether it answers. So do silent nodes that fell silent together
-    (`is_common_silence`) where nobody else serves the workload. The gateways of the region to which a workload is
-    `delegated` count as replicas; only this region's own gateways lead there, and they are judged like its nodes. A
-    standby is listed as such. shares: by assignment, for replicas that move: the share of one replica's requests
-    that each takes; with a share of 0 it is not listed. A replica that takes no requests now but may have sessions
-    is in `keeping`. remote_shares: for a workload on its way from or to another region, that region's share of all
-    requests. It is listed with a share of 0 too, so that answers can be compared; it takes all requests if no local
-    replica is ready.
+    of time, because the senders notice whether it answers. Where nobody else serves a workload, silent nodes may keep
+    its routes for a while (`nodes_kept_in_silence`); none gets them back by that. The gateways of the region to which
+    a workload is `delegated` count as replicas; only this region's own gateways lead there, and they are judged like
+    its nodes. A standby is listed as such. shares: by assignment, for replicas that move: the share of one replica's
+    requests that each takes; with a share of 0 it is not listed. A replica that takes no requests now but may have
+    sessions is in `keeping`. remote_shares: for a workload on its way from or to another region, that region's share
+    of all requests. It is listed with a share of 0 too, so that answers can be compared; it takes all requests if no
+    local replica is ready.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     keeping = dict[WorkloadKey, list[Endpoint]]()
     silent = dict[WorkloadKey, list[Endpoint]]()
+    silent_nodes = dict[WorkloadKey, set[str]]()
     own = _gateways(fleet) if delegated else []
     stateful = {one.workload for held in desired.values() for one in held if one.session}
     for node in sorted(desired):
@@ -51,8 +52,12 @@ def tables(
         for assignment in sorted(desired[node], key=lambda each: each.id):
             known = before.get(str(assignment.workload))
             share = shares.get(assignment.id, 1.0)
+            is_silent = has_served_before_silence(state, assignment)
+            if is_silent:
+                silent_nodes.setdefault(assignment.workload, set()).add(node)
             is_listed = share > 0 and state is not None and _serves(state, assignment, known)
-            if state is not None and (is_listed or (share > 0 and _served_before_silence(state, assignment, known))):
+            may_stay = share > 0 and is_silent and _is_listed(assignment, known)
+            if state is not None and (is_listed or may_stay):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.data_address, share, _state_of(assignment)
                 )
@@ -68,8 +73,9 @@ def tables(
         name = str(each.workload)
         old = before.get(name)
         away, serving = delegated.get(each.workload), endpoints.get(each.workload, [])
-        if not serving and away is None and is_common_silence(fleet, silent.get(each.workload, ())):
-            serving = silent[each.workload]
+        if not serving and away is None and each.workload in silent:
+            staying = nodes_kept_in_silence(fleet, silent_nodes[each.workload])
+            serving = [endpoint for endpoint in silent[each.workload] if endpoint.node in staying]
         home = tuple(sorted(serving, key=lambda endpoint: endpoint.assignment))
         found, through = home, tuple[Endpoint, ...]()
         if away is not None:
@@ -80,7 +86,8 @@ def tables(
                 remote_shares.get(each.workload),
             )
         refused = each.refusal.code if each.refusal else None
-        code, reason = ("", "") if found else _pending_reason(refused, is_held=each.workload in held_keys)
+        is_held, is_silent = each.workload in held_keys, each.workload in silent_nodes
+        code, reason = ("", "") if found else _pending_reason(refused, is_held=is_held, is_silent=is_silent)
         kept = tuple(sorted(keeping.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
         table = RouteTable(
             old.generation if old is not None else 1, found, code, reason, through, each.workload in stateful, kept
@@ -213,16 +220,35 @@ def answering(endpoints: Iterable[Endpoint], fleet: Fleet) -> tuple[Endpoint, ..
     return tuple(each for each in endpoints if is_remote(each) or not _is_silent(fleet.nodes.get(each.node)))
 
 
-def is_common_silence(fleet: Fleet, silent: Iterable[Endpoint]) -> bool:
-    """Whether the nodes of these replicas probably fell silent for one reason, such as the coordinator's own link:
-    there are at least two, or they are part of a mass silence.
+def nodes_kept_in_silence(fleet: Fleet, silent: Iterable[str]) -> frozenset[str]:
+    """Those of a workload's silent nodes that may stay in its routes while nobody else serves it.
 
-    While nobody else serves their workload, they stay in its routes. The front that hears the coordinator first again
-    would otherwise refuse what they answer, and each front notices by itself where nothing answers.
+    silent: all nodes that took its requests when they were last heard, also those that routes avoid already.
+
+    They are probably cut off for one reason, such as the coordinator's own link: they are part of a mass silence, or
+    at least two were last heard within one suspicion time. What is cut off at once was last heard less than one
+    heartbeat apart, and a few of the last heartbeats may be missing. Within `lost_after_s` nodes also fail one by one.
+    The front that hears the coordinator first again would otherwise refuse what they answer, and each front notices
+    by itself where nothing answers. That ends for a node that is lost once a mass silence and its grace are over.
     """
-    nodes = {each.node for each in silent}
-    together = set() if fleet.mass_silence is None else set(fleet.mass_silence.nodes)
-    return len(nodes) > 1 or (bool(nodes) and nodes <= together)
+    states = [state for name in silent if (state := fleet.nodes.get(name)) is not None]
+    last = max((state.heard_at for state in states), default=ORIGIN)
+    together = {state.name for state in states if last - state.heard_at <= fleet.timing.suspect_after_s}
+    mass = () if fleet.mass_silence is None else fleet.mass_silence.nodes
+    return frozenset(
+        state.name
+        for state in states
+        if state.name in mass or (len(together) > 1 and state.name in together and not _is_given_up(fleet, state))
+    )
+
+
+def has_served_before_silence(state: NodeState | None, assignment: Assignment) -> bool:
+    """Whether a silent node took requests for it when it was last heard, as far as is known."""
+    if state is None or not _is_silent(state) or state.revoked or assignment.draining or assignment.staged:
+        return False
+    observed = state.observed.get(assignment.id)
+    is_ready = state.front_ready and observed is not None and observed.phase is Phase.READY
+    return is_ready or not state.has_full_status
 
 
 def is_status_current(state: NodeState | None) -> bool:
@@ -289,8 +315,7 @@ def _gateway_endpoints(agreement: str, own: Sequence[NodeState], known: RouteTab
 
 
 def _serves(state: NodeState, assignment: Assignment, known: RouteTable | None) -> bool:
-    listed = known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
-    if assignment.draining or assignment.staged or not _is_reachable(state, listed=listed):
+    if assignment.draining or assignment.staged or not _is_reachable(state, listed=_is_listed(assignment, known)):
         return False
     observed = state.observed.get(assignment.id)
     return not is_status_current(state) or (observed is not None and observed.phase is Phase.READY)
@@ -317,18 +342,21 @@ def _is_silent(state: NodeState | None) -> bool:
     return state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.link_lost
 
 
-def _served_before_silence(state: NodeState, assignment: Assignment, known: RouteTable | None) -> bool:
-    """Whether a silent node took requests for it when it was last heard."""
-    if not _is_silent(state) or state.revoked or assignment.draining or assignment.staged:
-        return False
-    if not state.has_full_status:
-        return known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
-    observed = state.observed.get(assignment.id)
-    return state.front_ready and observed is not None and observed.phase is Phase.READY
+def _is_given_up(fleet: Fleet, state: NodeState) -> bool:
+    """Whether it is lost, and nothing excuses its silence."""
+    excused_until = max(fleet.grace_until, state.grace_until)
+    is_excused = fleet.ticked_at is not None and fleet.ticked_at < excused_until
+    return state.liveness is Liveness.LOST and not is_excused
 
 
-def _pending_reason(refused: Code | None, *, is_held: bool) -> tuple[str, str]:
-    """is_held: some node has an assignment of the workload."""
+def _is_listed(assignment: Assignment, known: RouteTable | None) -> bool:
+    return known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
+
+
+def _pending_reason(refused: Code | None, *, is_held: bool, is_silent: bool) -> tuple[str, str]:
+    """is_held: some node has an assignment of the workload. is_silent: such a node served it and is silent."""
+    if is_silent:
+        return Code.MODEL_NOT_READY, "the nodes of its replicas are silent"
     if is_held:
         return Code.MODEL_NOT_READY, "its replicas are not ready yet"
     return refused or Code.NO_CANDIDATE, "it has no replica; `shoal explain` says why"
