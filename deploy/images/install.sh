@@ -16,5 +16,5 @@ find . -type d -name tests -prune -exec rm -rf {} +
 rm -rf onnxruntime/transformers onnxruntime/tools onnxruntime/quantization onnxruntime/capi/libonnxruntime.so.*
 test ! -d ml_dtypes || strip --strip-debug ml_dtypes/*.so
 /opt/shoal/bin/python -c 'import grpc, google.protobuf, cryptography'
-# What was to be compiled is, and loads here.
-test -z "${COMPILED:-}" || /opt/shoal/bin/python -c 'import sys; from shoal.host.compiled import is_compiled; import shoal.host.tls; sys.exit(not is_compiled())'
+# What was to be compiled is, of each part, and loads here.
+test -z "${COMPILED:-}" || /opt/shoal/bin/python -B "$OLDPWD/deploy/compiled/check.py" "$@"

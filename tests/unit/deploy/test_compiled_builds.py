@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 OTHER = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
 IMAGES = ROOT / "deploy/images"
+COMPILED = "google._upb._message"
+"""A module that is compiled here, whoever runs this."""
 
 
 def stages() -> dict[str, tuple[str, list[str]]]:
@@ -127,6 +130,29 @@ def test_an_image_installs_what_was_compiled(stage: str) -> None:
         (compiled,) = [each for each in lines if each.startswith(f"RUN ./compile.sh {name} ")]
         assert lines.index(f"COPY {name} ./{name}") < lines.index(compiled) < lines.index(installed)
     assert any(re.search(r"^ENV .*COMPILED=\$\{COMPILED\}", each) for each in lines), "the scripts read it"
+
+
+@pytest.mark.parametrize(
+    ("of_agents", "errors"), [(COMPILED, ""), ("shoal.types.units", "shoal.types.units is not compiled\n")]
+)
+def test_an_image_is_refused_unless_every_part_of_it_is_compiled(tmp_path: Path, of_agents: str, errors: str) -> None:
+    (tmp_path / "deploy/compiled").mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/compiled/check.py", tmp_path / "deploy/compiled")
+    for name, module in (("protos", COMPILED), ("agents", of_agents)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").write_text(f'[tool.shoal.compiled]\nmodules = ["{module}"]\n')
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies/pyproject.toml").write_text("[project]\n")
+    *_, check = (IMAGES / "install.sh").read_text().splitlines()
+    script = f"cd /\n{check.replace('/opt/shoal/bin/python', sys.executable)}"
+    command = ["sh", "-euc", script, "install.sh", "./protos", "./policies", "./agents[cpu]"]
+    for compiled in ("yes", ""):
+        environment = {**os.environ, "COMPILED": compiled}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.stderr == (errors if compiled else "")
+        assert done.returncode == bool(done.stderr)
 
 
 def test_a_build_is_given_every_file_that_it_copies() -> None:
