@@ -110,6 +110,26 @@ async def test_a_bad_request_of_a_batch_fails_alone(pool: WorkerPoolHarness) -> 
     await client.close()
 
 
+async def test_callers_that_go_while_their_batch_forms_or_runs_stop_no_other(pool: WorkerPoolHarness) -> None:
+    await serve_measured(pool, "layers", models.layers(8, SIDE), work())
+    client = await pool.client("layers")
+    feeds = {"x": np.ones((1, SIDE), np.float32)}
+    expected = (await infer(client, feeds)).raw_output_contents
+    for number in range(40):
+        asked = [asyncio.create_task(infer(client, feeds)) for _ in range(32)]
+        # Some of them are answered, and the others are cancelled wherever they have come to.
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=10.0)
+        for task in asked[number % 3 :]:
+            task.cancel()
+        await asyncio.wait(asked, timeout=10.0)
+    answer = await infer(client, feeds, deadline_s=10.0)
+    np.testing.assert_allclose(
+        np.frombuffer(answer.raw_output_contents[0], np.float32), np.frombuffer(expected[0], np.float32), rtol=1e-4
+    )
+    assert (await pool.stats("layers")).served[0].errors == 0
+    await client.close()
+
+
 async def test_requests_of_unequal_lengths_share_a_run_and_are_answered_as_alone(pool: WorkerPoolHarness) -> None:
     """Also where one of them is refused."""
     asked = Work(nodes=1, shapes={"i": (1, 2)}, below={"i": WORDS})

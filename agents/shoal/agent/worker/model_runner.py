@@ -361,7 +361,8 @@ class ModelRunner:
 
     def _execute(self, job: InferJob) -> Parts | Refusal | None:
         """Run the request and meter it whatever its outcome. None: it is for a thread."""
-        busy_s, run = 0.0, None
+        busy_s = 0.0
+        run: EngineRun | None = None
         self._mark_stage(job, "queue")
         try:
             if job.is_over or self._clock() >= job.deadline:
@@ -376,8 +377,11 @@ class ModelRunner:
                 return None
             self._mark_stage(job, "decode")
             run = EngineRun((job,), _elements(request.feeds))
-            outputs, busy_s, missed = self._run(run, request)
-            parts = self._writer.write(request.names, outputs)
+            try:
+                outputs, busy_s, missed = self._run(run, request)
+                parts = self._writer.write(request.names, outputs)
+            finally:
+                run.close()
             self._mark_stage(job, "encode")
         except ShoalError as error:
             return self._on_refused(job, error.refusal, busy_s, is_stuck=run is not None and run.is_stuck)
@@ -386,9 +390,6 @@ class ModelRunner:
                 self.metering.record_failure(job.origin, busy_s, own_fault=True)
             _log.exception("run_failed", assignment=self._order.assignment)
             return memory_refusal(error) or Refusal(Code.INTERNAL, type(error).__name__, "an answer", "see the log")
-        finally:
-            if run is not None:
-                run.close()
         batch = int(request.feeds[self._batch_input].shape[0]) if self._batch_input is not None else 1
         self._record_answer(job, busy_s, batch, pace_missed=missed)
         return parts
@@ -415,7 +416,7 @@ class ModelRunner:
         """Answers by job. Empty: each is to run alone. None: the batch failed."""
         requests = [job.request for job in jobs if job.request is not None]
         batch = Batch([request.feeds for request in requests], [job.rows for job in jobs], jobs[0].axis)
-        run = None
+        run: EngineRun | None = None
         for job in jobs:
             self._mark_stage(job, "queue")
         try:
@@ -423,7 +424,10 @@ class ModelRunner:
             for job in jobs:
                 self._mark_stage(job, "decode")
             run = EngineRun(jobs, _elements(joined.feeds))
-            outputs, busy_s, missed = self._run(run, joined)
+            try:
+                outputs, busy_s, missed = self._run(run, joined)
+            finally:
+                run.close()
             parts = batch.split(outputs)
             if parts is None:
                 _log.warning("batching_stopped", assignment=self._order.assignment)
@@ -435,9 +439,6 @@ class ModelRunner:
             }
         except Exception:  # smaller runs show whose fault it is
             return {} if run is not None and run.is_stuck else None
-        finally:
-            if run is not None:
-                run.close()
         total, is_counted = sum(batch.rows), True
         for job in jobs:
             own_s = busy_s * job.rows / total
