@@ -410,6 +410,67 @@ def test_what_no_device_can_take_is_looked_at_again_once_a_device_is_another(mon
     assert {one.workload.name for one in region.desired["n1"].assignments} == {"w0", "w1", "w2"}
 
 
+def test_an_audit_refutes_that_no_device_can_take_what_some_can() -> None:
+    """As if something that it depends on had been missed: each such request has its turn."""
+    region = region_of(NODES)
+    region.kept = KeptDecisions(audited_per_step=1)
+    nowhere = [intent(f"w{at}", tenant="shop", where=f'node.labels.site == "9{at}"') for at in range(3)]
+    region.intents = tuple(nowhere)
+    region.run(10)
+    now, wall, columns = Elapsed(region.now), Wall(START + region.now), region.kept.columns
+    some = intent("some", tenant="shop", where='node.labels.rank == "1"')
+    region.intents = (*nowhere, some)
+    world = region.world()
+    scope = Scope(inputs_of(world, NO_MIGRATIONS, now, wall))
+    asked = columns._request_of(scope, some, some.require, some.limits)
+    columns._nowhere[asked] = next(iter(columns._nowhere.values()))
+    steps = list[Decision]()
+    while not (steps and steps[-1].refuted):
+        assert len(steps) <= len(region.intents) + 1, "in turn"
+        steps.append(decide(world, NO_MIGRATIONS, now, wall, region.kept))
+        region.kept.adopt(world, NO_MIGRATIONS, steps[-1], now)
+    assert steps[-1].refuted == ("n1",)
+    whole = decide(world, NO_MIGRATIONS, now, wall)
+    assert steps[-1].plan.of(some.key) == whole.plan.of(some.key)
+    again = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    assert again.is_whole
+    assert again.refuted == ()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_audit_asks_columns_that_are_kept_about_all_devices_and_looks_at_some(is_kept: bool) -> None:
+    """Columns that are not kept any more are not built for it. In a step it audits one request."""
+    region, columns = region_of(NODES), DeviceColumns(audited_per_search=1)
+    some, none = (intent(f"w{at}", tenant="shop", where=f'node.labels.rank == "{at}"') for at in (1, 99))
+    region.intents = (some, none)
+    inputs = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    scope, steps = Scope(inputs), 0
+    columns.update(inputs, inputs.measured, ())
+    if is_kept:
+        columns.figures(scope, some, some.require, some.limits)
+    while not columns.refuted:
+        steps += 1
+        assert steps <= 3 * (NODES + 1), "each node, every third step: both have their turn, then it begins anew"
+        columns.update(inputs, inputs.measured, ())
+        for each in (none, some):
+            columns.audit_nowhere(scope, each, each.require, each.limits)
+        assert len(columns._selectors) == is_kept
+    assert columns.refuted == {"n1"}
+    assert (steps == 2) is is_kept
+
+
+def test_a_whole_step_searches_again_for_what_no_device_can_take() -> None:
+    region = region_of(NODES)
+    region.intents = (intent("w", tenant="shop", where='node.labels.site == "9"'),)
+    region.run(10)
+    assert region.kept.columns._nowhere
+    region.kept.forget()
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    region.kept.open_whole(world)
+    assert not region.kept.columns._nowhere
+    assert decide(world, NO_MIGRATIONS, now, wall, region.kept).is_whole
+
+
 def test_a_warm_up_that_teaches_nothing_makes_nothing_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model was measured on one more device, which the selector excludes as before. Where it may exclude for
     another reason all devices are looked at. `CoreRegion.step` compares both with a decision about everything."""

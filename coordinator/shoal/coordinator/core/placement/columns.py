@@ -57,6 +57,8 @@ MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
 """Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
+MOST_DOUBTED: Final = 8
+"""Devices of those where a request that nothing can take is feasible by columns, at which an audit looks."""
 MOST_CHANGED_ROWS: Final = 64
 """Devices that are looked at again for what no device can take; with more, all are."""
 NONE: Final = -1
@@ -272,6 +274,21 @@ class _Figures:
             setattr(self, name, _longer(getattr(self, name), kinds))
 
 
+class _Turn:
+    """Nodes in turn."""
+
+    def __init__(self) -> None:
+        self._left: Iterator[str] = iter(())
+
+    def take(self, nodes: Iterable[str], most: int) -> Sequence[str]:
+        """At most so many, the next by name; after the last one the first."""
+        names = [*islice(self._left, most)]
+        if len(names) < most:
+            self._left = iter(sorted(nodes))
+            names += islice(self._left, most - len(names))
+        return names
+
+
 class _Table(NamedTuple):
     """The figures of one request, by model."""
 
@@ -295,7 +312,9 @@ class DeviceColumns:
     def __init__(self, audited_per_search: int = 0) -> None:
         """audited_per_search: nodes of which each search checks what columns say, in turn."""
         self._audited_per_search = audited_per_search
-        self._audit_turn: Iterator[str] = iter(())
+        self._audit_turn, self._doubt_turn = _Turn(), _Turn()
+        self._doubted: Sequence[str] = ()
+        """Nodes whose turn it is to be looked at for each request that no device can take."""
         self.is_audited = False
         """Whether anything was checked since the last update."""
         self.refuted = set[str]()
@@ -322,6 +341,10 @@ class DeviceColumns:
         self._tables: dict[Request, _Table] = {}
         self._nowhere: dict[Request, _KnownNowhere] = {}
         """Of requests that no device can take."""
+        self._is_nowhere_audited = False
+        """Whether one of these requests was checked since the last update."""
+        self._audited_nowhere = set[Request]()
+        """Those whose turn it was; none of them has another until an update after which no other was asked for."""
         self._asked: dict[Request, None] = {}
         """The last requests, the newest last."""
         self._inputs: Inputs | None = None
@@ -371,8 +394,9 @@ class DeviceColumns:
         self._marked.add(node)
 
     def mark_all(self) -> None:
-        """Any node may be another, with anything taken of it."""
+        """Any node may be another, with anything taken of it. What no device can take is searched for again."""
         self._is_all_marked = True
+        self._nowhere.clear()
 
     def update(self, inputs: Inputs, was_measured: Mapping[Trial, object], remeasured: Collection[str]) -> None:
         """Takes over the nodes that are marked. was_measured: measurements of models before those of the inputs.
@@ -383,6 +407,9 @@ class DeviceColumns:
         if self._measured is not was_measured:
             self._models.clear()
         self._shared, self._measured, self._inputs = shared, inputs.measured, inputs
+        if not self._is_nowhere_audited:
+            self._audited_nowhere = set()
+        self._is_nowhere_audited = False
         names = {*self._states, *inputs.fleet.nodes} if self._is_all_marked else {*self._marked, *remeasured}
         for name in sorted(names):
             before, after = self._states.get(name), inputs.fleet.nodes.get(name)
@@ -402,11 +429,32 @@ class DeviceColumns:
         if not self._audited_per_search:
             return
         self._refresh(allocations)
-        names = [*islice(self._audit_turn, self._audited_per_search)]
-        if len(names) < self._audited_per_search:
-            self._audit_turn = iter(sorted(scope.inputs.fleet.nodes))
-            names += islice(self._audit_turn, self._audited_per_search - len(names))
+        names = self._audit_turn.take(scope.inputs.fleet.nodes, self._audited_per_search)
         self.refuted |= {name for name in names if not self._agrees(scope, allocations, where, name)}
+
+    def audit_nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> None:
+        """Checks for one request in each step, in turn, that no device can take it, although that is remembered: where
+        columns that are kept now say that some can, and on some nodes, in turn, whatever they say."""
+        if self._is_nowhere_audited or not self._audited_per_search:
+            return
+        request = self._request_of(scope, intent, require, limits)
+        if request in self._audited_nowhere:
+            return
+        if not self._audited_nowhere:
+            self._doubted = self._doubt_turn.take(scope.inputs.fleet.nodes, self._audited_per_search)
+        self._is_nowhere_audited = True
+        self._audited_nowhere.add(request)
+        states = [scope.inputs.fleet.nodes.get(name) for name in self._doubted]
+        turn = [(state, device) for state in states if state is not None for device in state.node.devices]
+        doubted = [(model, *place) for model in request.models for place in turn]
+        # Otherwise they would be built in each step for what nobody searches for, in place of what is searched for.
+        if request in self._tables and {require.where} <= {"", *self._selectors}:
+            for figures in self.figures(scope, intent, require, limits):
+                rows = np.flatnonzero(figures.feasible)[:MOST_DOUBTED].tolist()
+                doubted += [(figures.model, *self._place(row)) for row in rows]
+        for model, state, device in doubted:
+            if not scope.faults(scope.option(intent, model, state, device), intent, require, limits):
+                self.refuted.add(state.name)
 
     def _agrees(self, scope: Scope, allocations: Allocations, where: str, name: str) -> bool:
         """Whether columns say of a node what its state says."""

@@ -416,11 +416,12 @@ class Solver:
 
     def _is_known_nowhere(self, require: Requirements, limits: Limits) -> bool:
         """Whether no search is needed, because no device can take it. Of what columns say some is checked in each step
-        that asks them, also where it searches for nothing."""
+        that asks them, also where it searches for nothing; and for one request whether that is still so."""
         if self._columns is None or self.known_nowhere(require, limits) is None:
             return False
         if not self._columns.is_audited:
             self._columns.audit(self.scope, self.allocations, require.where)
+        self._columns.audit_nowhere(self.scope, self.intent, require, limits)
         return not self._columns.refuted
 
     def is_nowhere(self, level: Level) -> bool:
