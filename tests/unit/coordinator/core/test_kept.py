@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, MIB, SMALL, START, CoreRegion, device, intent, node, profile
-from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.advance import migration_effects
 from shoal.coordinator.core.migration.model import AbortedState
+from shoal.coordinator.core.placement import columns as columns_module
 from shoal.coordinator.core.placement import explain
 from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
 from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures
@@ -26,7 +27,7 @@ from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND
 from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Role
+from shoal.types.device import Device, Role
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
@@ -576,6 +577,50 @@ def test_one_turn_prepares_a_part_and_a_search_the_rest() -> None:
     assert not columns._asked, "nobody asked yet"
     rows = [*range(len(columns._slots))]
     assert_same(columns.figures(scope, asked, asked.require, asked.limits), whole, rows)
+
+
+def test_a_node_that_connects_again_costs_no_look_by_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each session describes its node anew. Where that is another, a selector looks at it once it is asked for."""
+    region, looked = region_of(8), list[str]()
+    region.intents = tuple(
+        intent(f"w{at}", tenant="shop", where=f'node.labels.rank != "{at}" && node.os != ""') for at in range(3)
+    )
+    world, columns = region.world(), DeviceColumns(audited_per_search=9)
+    inputs = inputs_of(world, NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    columns.update(inputs, inputs.measured, ())
+    for each in region.intents:
+        while columns.prepare(each, inputs.residuals, 100):
+            pass
+    refusal = columns_module._selector_refusal
+
+    def count(scope: Scope, where: str, state: NodeState, device: Device, *given: Any) -> Refusal | None:
+        looked.append(where)
+        return refusal(scope, where, state, device, *given)
+
+    def connect(name: str, **another: Any) -> None:
+        nonlocal inputs
+        state = inputs.fleet.nodes[name]
+        again = replace(state, node=replace(state.node, **another), epoch=state.epoch + 1)
+        inputs = replace(inputs, fleet=inputs.fleet.with_node(again))
+        columns.mark(name)
+        columns.update(inputs, inputs.measured, ())
+
+    monkeypatch.setattr(columns_module, "_selector_refusal", count)
+    connect("n1")
+    assert not looked, "it says what it said before"
+    connect("n2", labels={**inputs.fleet.nodes["n2"].node.labels, "rank": "0"})
+    assert not looked, "nobody asks yet"
+    asked, scope = region.intents[0], Scope(inputs)
+    (found,) = columns.figures(scope, asked, asked.require, asked.limits)
+    assert looked == [asked.require.where]
+    monkeypatch.undo()
+    columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
+    assert not columns.refuted
+    fresh = DeviceColumns()
+    fresh.update(inputs, inputs.measured, ())
+    (wanted,) = fresh.figures(scope, asked, asked.require, asked.limits)
+    slots = sorted(columns._rows)
+    assert found.feasible[columns.rows_of(slots)].tolist() == wanted.feasible[fresh.rows_of(slots)].tolist()
 
 
 def assert_same(found: Sequence[ModelFigures], wanted: Sequence[ModelFigures], rows: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shoal.coordinator.core.fleet.commitments import admissible_bytes
 from shoal.coordinator.core.fleet.state import NEVER, NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, memory_requirement
-from shoal.coordinator.core.placement.changes import is_same_host
+from shoal.coordinator.core.placement.changes import is_same, is_same_host
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.domains import is_label
 from shoal.coordinator.core.placement.feasible import (
@@ -544,7 +544,8 @@ class DeviceColumns:
 
     def _put(self, scope: Scope, before: NodeState | None, state: NodeState, *, is_remeasured: bool) -> None:
         name = state.name
-        is_described = before is None or before.node is not state.node
+        # Each session describes the node anew, mostly as before.
+        is_described = before is None or not is_same(before.node, state.node)
         if before is not None and is_described:
             self._remove(before, but=[device.name for device in state.node.devices])
         self._states[name] = state
@@ -566,8 +567,8 @@ class DeviceColumns:
             for variant, model in self._models.items() if is_other or is_remeasured else ():
                 model.put(row, self._kind_key(variant, row, slot))
             if is_described:
-                for where, selector in self._selectors.items():
-                    selector.put(row, _selector_refusal(scope, where, state, device))
+                for selector in self._selectors.values():
+                    selector.unknown[row] = None  # most are not asked for again soon
 
     def _remove(self, state: NodeState, but: Sequence[str] = ()) -> None:
         """Takes out a node's devices. but: names of those that stay."""
