@@ -18,7 +18,7 @@ from shoal.coordinator.core.placement import explain
 from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
 from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Trial
+from shoal.coordinator.core.placement.model import Poisoning, Trial, Triple
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.coordinator.core.workloads import kept
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_placement
@@ -30,7 +30,7 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Role
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
-from shoal.types.workload import ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
+from shoal.types.workload import Intent, ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
 T = TypeVar("T")
 
@@ -470,6 +470,51 @@ def test_a_whole_step_searches_again_for_what_no_device_can_take() -> None:
     region.kept.open_whole(world)
     assert not region.kept.columns._nowhere
     assert decide(world, NO_MIGRATIONS, now, wall, region.kept).is_whole
+
+
+def test_what_fails_is_anew_for_those_alone_that_ask_for_it() -> None:
+    """What fails to load counts for all that ask for the model, what poisons for one requester for that one. Figures of
+    what cannot be asked again make room."""
+    region, built = region_of(NODES), list[str]()
+    small = (ModelRef("small.onnx", SMALL, ""),)
+    asked = (intent("a", tenant="bank", models=small), intent("b", tenant="shop"), intent("c", tenant="zoo"))
+    region.intents = asked
+    world, columns = region.world(), DeviceColumns()
+    inputs = inputs_of(world, NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    fill = DeviceColumns._fill_kinds
+
+    def count(self: DeviceColumns, figures: Any, scope: Scope, one: Intent, *given: Any) -> int:
+        built.append(one.key.name)
+        return fill(self, figures, scope, one, *given)
+
+    def find_built() -> list[str]:
+        """By searches for what is asked, which find what new columns say too."""
+        built.clear()
+        columns.update(inputs, inputs.measured, ())
+        fresh, scope = DeviceColumns(), Scope(inputs)
+        fresh.update(inputs, inputs.measured, ())
+        with pytest.MonkeyPatch.context() as counted:
+            counted.setattr(DeviceColumns, "_fill_kinds", count)
+            found = [columns.figures(scope, each, each.require, each.limits) for each in asked]
+        wanted = [fresh.figures(scope, each, each.require, each.limits) for each in asked]
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other, range(len(columns._slots)))
+        return [*built]
+
+    assert find_built() == ["a", "b"], "the third asks for what the second did"
+    at = device()
+    refused = Refusal(Code.LOAD_FAILED, "n0/cpu0: no")
+    for turn in range(4):
+        triple = Triple(SMALL, at.provider, f"0.{turn}")
+        inputs = replace(inputs, unloadable={**inputs.unloadable, triple: refused})
+        assert find_built() == ["a"]
+        assert len(columns._tables) == 2
+    poisoning = Poisoning(Triple(DIGEST, at.provider, at.runtime_version), "shop")
+    inputs = replace(inputs, poisoned=frozenset({poisoning}))
+    assert find_built() == ["b"], "and what the third asked for holds"
+    inputs = replace(inputs, poisoned=frozenset({poisoning._replace(requester="")}))
+    assert find_built() == ["b"], "for both"
+    assert len(columns._tables) == 2
 
 
 def test_a_warm_up_that_teaches_nothing_makes_nothing_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from shoal.coordinator.core.placement.feasible import (
     does_not_answer,
     node_fault,
 )
-from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, requester_of
+from shoal.coordinator.core.placement.model import Inputs, Poisoning, Slot, Trial, Triple, requester_of
 from shoal.coordinator.core.placement.rank import objectives, tie_breaks, weighed_values
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
@@ -71,6 +71,15 @@ Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
+class _Failures(NamedTuple):
+    """What excludes models because they failed."""
+
+    # Of `Inputs.poisoned`.
+    poisoned: frozenset[Poisoning]
+    # Of `Inputs.unloadable`.
+    unloadable: tuple[tuple[Triple, Refusal], ...]
+
+
 class Request(NamedTuple):
     """What a workload asks, without its name: workloads that ask the same share figures."""
 
@@ -79,6 +88,8 @@ class Request(NamedTuple):
     limits: Limits
     # The rest of what predictions, constraints and the objective read of it.
     other: tuple[object, ...]
+    # Of its models.
+    failures: _Failures
 
 
 class KnownOption(NamedTuple):
@@ -406,6 +417,10 @@ class DeviceColumns:
             self._forget()
         if self._measured is not was_measured:
             self._models.clear()
+        known = self._inputs
+        if known is None or (known.poisoned, known.unloadable) != (inputs.poisoned, inputs.unloadable):
+            self._tables = {each: table for each, table in self._tables.items() if _may_be_asked(inputs, each)}
+            self._nowhere = {each: found for each, found in self._nowhere.items() if _may_be_asked(inputs, each)}
         self._shared, self._measured, self._inputs = shared, inputs.measured, inputs
         if not self._is_nowhere_audited:
             self._audited_nowhere = set()
@@ -957,7 +972,7 @@ def _selector_refusal(
 def _request(
     inputs: Inputs, intent: Intent, require: Requirements, limits: Limits, models: Sequence[ModelRef]
 ) -> Request:
-    rule, failed = intent.migration, (inputs.poisoned, requester_of(intent.key) if inputs.poisoned else "")
+    rule = intent.migration
     return Request(
         tuple(models),
         require,
@@ -970,10 +985,25 @@ def _request(
             tuple(sorted((name, pack.digest) for name, pack in intent.packs.items())),
             intent.require.latency_from_origin,
             (rule.against, rule.tolerances, rule.samples, rule.advisory),
-            failed,
-            tuple(sorted(inputs.unloadable.items())),
         ),
+        _failures(inputs, {each.digest for each in models}, requester_of(intent.key)),
     )
+
+
+def _failures(inputs: Inputs, models: Collection[str], requester: str) -> _Failures:
+    """Those of these models that count for this requester."""
+    asked = ("", requester)
+    return _Failures(
+        frozenset(each for each in inputs.poisoned if each.triple.model in models and each.requester in asked),
+        tuple(sorted(each for each in inputs.unloadable.items() if each[0].model in models)),
+    )
+
+
+def _may_be_asked(inputs: Inputs, request: Request) -> bool:
+    """Whether a request can be asked again, because what it knows of failures is so."""
+    known = request.failures
+    requester = next((each.requester for each in known.poisoned if each.requester), "")
+    return known == _failures(inputs, {each.digest for each in request.models}, requester)
 
 
 def _learnt(scope: Scope, models: Iterable[ModelRef]) -> tuple[object, ...]:
