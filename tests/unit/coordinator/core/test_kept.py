@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from immutables import Map
 
 from harness.builders.coordinator_core import DIGEST, MIB, SMALL, START, CoreRegion, device, intent, node, profile
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
@@ -16,7 +17,7 @@ from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.placement import columns as columns_module
 from shoal.coordinator.core.placement import explain
 from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
-from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures
+from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures, Preparation
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Poisoning, Trial, Triple
 from shoal.coordinator.core.placement.solve import Level, Solver
@@ -607,7 +608,7 @@ def test_one_turn_prepares_a_part_and_a_search_the_rest() -> None:
     asked, residuals = region.intents[0], scope.inputs.residuals
     whole = columns.copy().figures(scope, asked, asked.require, asked.limits)
     turns = 0
-    while columns.prepare(asked, residuals, 10):
+    while columns.prepare(asked, residuals, 10) is Preparation.PART:
         turns += 1
         columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
         assert not columns.refuted, "what nobody looked at is not wrong"
@@ -634,7 +635,7 @@ def test_a_node_that_connects_again_costs_no_look_by_selectors(monkeypatch: pyte
     inputs = inputs_of(world, NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
     columns.update(inputs, inputs.measured, ())
     for each in region.intents:
-        while columns.prepare(each, inputs.residuals, 100):
+        while columns.prepare(each, inputs.residuals, 100) is Preparation.PART:
             pass
     refusal = columns_module._selector_refusal
 
@@ -706,3 +707,58 @@ def test_what_a_search_needs_is_there_before_it_is_asked_for(monkeypatch: pytest
     assert not built
     whole = decide(world, NO_MIGRATIONS, now, wall)
     assert found.plan.of(WorkloadKey("zoo", "late")) == whole.plan.of(WorkloadKey("zoo", "late"))
+
+
+def test_no_tenant_takes_all_room_of_what_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What found no room is prepared once there is some."""
+    monkeypatch.setattr(columns_module, "MOST_COLUMNS", 4)
+    region = region_of(NODES)
+    many = [intent(f"w{at}", tenant="shop", where=f'node.labels.rank != "x{at}"') for at in range(6)]
+    region.intents = (*many, intent("v", tenant="zoo", where='node.labels.rank != "y"'))
+    prepared = prepare_all(region)
+    assert 'node.labels.rank != "y"' in prepared
+    assert len(prepared) == 4
+    del region.kept.columns._selectors['node.labels.rank != "y"']
+    for _ in range(100):
+        region.kept.prepare(region.memory)
+    again = {*region.kept.columns._selectors}
+    assert len(again) == 4
+    assert again - prepared, "those that waited"
+
+
+def prepare_all(region: CoreRegion) -> set[str]:
+    """After a whole step of a region at rest. Returns selectors of which columns are prepared."""
+    region.run(20)
+    region.kept = KeptDecisions()
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    region.kept.adopt(world, NO_MIGRATIONS, decision, now)
+    assert not region.kept.columns._selectors
+    for _ in range(100):
+        region.kept.prepare(decision.memory)
+    return {*region.kept.columns._selectors}
+
+
+def test_what_is_never_ready_keeps_no_other_from_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the region learns all the time, what devices without a measurement do is judged again and again."""
+    region = region_of(NODES)
+    region.intents = tuple(intent(f"w{at}", tenant="shop", where=f'node.labels.rank != "x{at}"') for at in range(3))
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+    region.kept.adopt(world, NO_MIGRATIONS, decision, now)
+    columns = region.kept.columns
+    columns._selectors.clear()
+
+    def learn_and_prepare() -> None:
+        learnt = Map(dict(decision.memory.residuals.items()))
+        assert learnt is not decision.memory.residuals
+        region.kept.prepare(replace(decision.memory, residuals=learnt))
+
+    for _ in range(20):
+        learn_and_prepare()
+    assert {*columns._selectors} == {each.require.where for each in region.intents}
+    assert region.kept._unprepared, "there is always more"
+    monkeypatch.setattr(kept, "MOST_TURNS", 30)
+    for _ in range(3 * 30):
+        learn_and_prepare()
+    assert not region.kept._unprepared, "and an end of it"

@@ -10,6 +10,7 @@ Columns propose: `Solver` checks each place by the functions for one device befo
 too much, but it never leaves out a place that fits, and the objective that it ranks by is exact.
 """
 
+import enum
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -143,6 +144,17 @@ class ModelFigures(NamedTuple):
         return ModelFigures(
             self.model, self.feasible[rows], self.awake[rows], self.asleep[rows], self.memory[rows], self.busy[rows]
         )
+
+
+class Preparation(enum.Enum):
+    """How far what the search for a place of a workload needs was prepared."""
+
+    PART = enum.auto()
+    """Something was built; there may be more."""
+    DONE = enum.auto()
+    """All of it was there, or no column says it."""
+    NO_ROOM = enum.auto()
+    """Others are kept in its place."""
 
 
 class _Model:
@@ -517,22 +529,26 @@ class DeviceColumns:
             if table is not None and all(each.digest in scope.inputs.profiles for each in request.models):
                 self._judged(scope, *table.asked, request.models)
 
-    def prepare(self, intent: Intent, residuals: Map[Trial, Residual], most: int) -> bool:
-        """Builds a part of what the search for a place of this workload needs. False: all of it was there, or there is
-        no room for more, or no column says it. most: devices that are looked at."""
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Models, selectors and requests that are kept: where one is less than before, there is room again."""
+        return len(self._models), len(self._selectors), len(self._tables)
+
+    def prepare(self, intent: Intent, residuals: Map[Trial, Residual], most: int) -> Preparation:
+        """Builds a part of what the search for a place of this workload needs. most: devices that are looked at."""
         if self._inputs is None or self._is_all_marked or self.refuted:
-            return False
+            return Preparation.DONE
         scope, require = _scope_of_requests(self._inputs, residuals), intent.require
         models = [each for each in intent.models if each.digest in self._inputs.profiles]
         if not (models and self._rows and is_uniform(scope, intent, require, intent.limits)):
-            return False
+            return Preparation.DONE
         request = _request(self._inputs, intent, require, intent.limits, models)
         if request not in self._tables and len(self._tables) >= MOST_PREPARED:
-            return False
+            return Preparation.NO_ROOM
         columns = {each.variant for each in models} - self._models.keys()
         selectors = {require.where} - {"", *self._selectors}
         if len(self._models) + len(columns) > MOST_COLUMNS or len(self._selectors) + len(selectors) > MOST_COLUMNS:
-            return False
+            return Preparation.NO_ROOM
         left = most
         if require.where:
             left -= self._look_at_selector(scope, require.where, left)
@@ -543,7 +559,7 @@ class DeviceColumns:
             left -= KIND_DEVICES * self._fill_table(
                 table, scope, intent, require, intent.limits, models, left // KIND_DEVICES
             )
-        return left < most
+        return Preparation.PART if left < most else Preparation.DONE
 
     def refresh(self, allocations: Allocations, most: int) -> None:
         """Takes over what is taken on some of the touched nodes, if these allocations are asked about next."""

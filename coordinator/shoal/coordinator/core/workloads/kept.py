@@ -32,7 +32,7 @@ from shoal.coordinator.core.placement.allocations import (
     rank_of,
 )
 from shoal.coordinator.core.placement.changes import is_same, is_same_host
-from shoal.coordinator.core.placement.columns import DeviceColumns
+from shoal.coordinator.core.placement.columns import DeviceColumns, Preparation
 from shoal.coordinator.core.placement.model import Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantCost
 from shoal.coordinator.core.prediction.region_residuals import region_residuals
@@ -62,6 +62,8 @@ MOST_REFRESHED: Final = 256
 """Nodes of which columns take over at once what is taken of them: 8 us each (`shoal bench placement`)."""
 MOST_PREPARED: Final = 128
 """Devices that are looked at at once for workloads whose like is not known: 6 us each."""
+MOST_TURNS: Final = 4096
+"""Of one workload, at MOST_PREPARED: so many look at each of 100 000 devices five times."""
 MOST_LOOKED_AT: Final = 256
 """Workloads that are looked at for one whose like is not known: 15 us each."""
 
@@ -298,15 +300,19 @@ class KeptDecisions:
         if not self._is_known or self._part is not None:
             return
         self.columns.refresh(self._allocations, MOST_REFRESHED)
+        self._retry_without_room()
         for key in [*islice(self._unprepared, MOST_LOOKED_AT)]:
-            intent = self._intents.get(key)
-            if (
-                intent is not None
-                and not is_time_dependent(intent)
-                and self.columns.prepare(intent, memory.residuals, MOST_PREPARED)
-            ):
-                return  # there may be more of it
-            del self._unprepared[key]
+            turns, intent = self._unprepared.pop(key), self._intents.get(key)
+            if intent is None or is_time_dependent(intent):
+                continue
+            found = self.columns.prepare(intent, memory.residuals, MOST_PREPARED)
+            if found is Preparation.NO_ROOM:
+                self._without_room[key] = turns
+            elif found is Preparation.PART:
+                # The others come first: where the region learns all the time, there is always more of it.
+                if turns + 1 < MOST_TURNS:
+                    self._unprepared[key] = turns + 1
+                return
 
     # -- what changed ------------------------------------------------------------------------------------------------
 
@@ -329,8 +335,12 @@ class KeptDecisions:
         self._holders: dict[WorkloadKey, Counter[str]] = {}
         """By workload: nodes that hold assignments of it, and how many."""
         self._intents: dict[WorkloadKey, Intent] = {}
-        self._unprepared: dict[WorkloadKey, None] = {}
-        """Workloads for whose like nothing was prepared yet."""
+        self._unprepared: dict[WorkloadKey, int] = {}
+        """Workloads for whose like not all is prepared yet, in order, and how many turns each had."""
+        self._without_room: dict[WorkloadKey, int] = {}
+        """Those of them that wait for room."""
+        self._full_sizes = self.columns.sizes
+        """What was kept when these last tried."""
         self._seen: tuple[Intent, ...] = ()
         self._late: dict[int, Intent] = {}
         """New workloads that no step has taken up yet, by identity."""
@@ -343,12 +353,20 @@ class KeptDecisions:
         self.entries: EntryPoints | None = None
         """Of the last step; None: not known."""
 
+    def _retry_without_room(self) -> None:
+        """Prepares for those that wait for room once less is kept."""
+        sizes = self.columns.sizes
+        if any(now < before for now, before in zip(sizes, self._full_sizes, strict=True)):
+            self._unprepared |= self._without_room
+            self._without_room.clear()
+        self._full_sizes = sizes
+
     def _open_whole(self, world: RegionState) -> StepPart:
         self._forget()
         self._shared, self._profiles, self._states = _shared_inputs(world), world.profiles, world.fleet.nodes
         self._residuals = world.memory.residuals
         self._take_intents(world, None)
-        self._unprepared = dict.fromkeys(self._intents)
+        self._unprepared = dict.fromkeys(_tenants_in_turn(self._intents), 0)
         desired = {node: world.desired.get(node, NO_CONTENT).assignments for node in sorted(world.fleet.nodes)}
         for node, assignments in desired.items():
             self._count_holders(node, (), assignments)
@@ -558,6 +576,17 @@ class KeptDecisions:
             self._on_slot = self._on_slot.set(each.slot, here)
             self._on_node.setdefault(each.node, set()).add(key)
             self._of_model.setdefault(each.assignment.model, set()).add(key)
+
+
+def _tenants_in_turn(keys: Iterable[WorkloadKey]) -> Sequence[WorkloadKey]:
+    """One of each tenant, then the next of each: so nobody takes all room."""
+    counts, rounds = Counter[str](), list[list[WorkloadKey]]()
+    for key in keys:
+        if counts[key.tenant] == len(rounds):
+            rounds.append([])
+        rounds[counts[key.tenant]].append(key)
+        counts[key.tenant] += 1
+    return [key for each in rounds for key in each]
 
 
 _NOTHING: Final[Map[str, tuple[Rank, SettledReplica]]] = Map()
