@@ -473,6 +473,38 @@ def test_a_whole_step_searches_again_for_what_no_device_can_take() -> None:
     assert decide(world, NO_MIGRATIONS, now, wall, region.kept).is_whole
 
 
+def test_what_no_device_can_take_is_kept_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those that find no room are looked at in each step, and each tenant has its share of it."""
+    monkeypatch.setattr(columns_module, "MOST_TABLES", 8)
+    region, looked = region_of(NODES), list[str]()
+    refusal = explain.refusal
+
+    def count(solver: Solver, level: Level, remedy: str) -> Refusal:
+        looked.append(solver.intent.key.tenant)
+        return refusal(solver, level, remedy)
+
+    region.intents = (
+        *(intent(f"w{at}", tenant="shop", where=f'node.labels.site == "9{at}"') for at in range(10)),
+        *(intent(f"v{at}", tenant="zoo", where=f'node.labels.site == "8{at}"') for at in range(2)),
+    )
+    region.run(10)
+    monkeypatch.setattr(explain, "refusal", count)
+    world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
+    for _ in range(2):
+        looked.clear()
+        found = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+        region.kept.adopt(world, NO_MIGRATIONS, found, now)
+        assert len(found.waits) == len(region.intents)
+        assert looked == ["shop"] * 4
+    region.relabel("n1", {**region.fleet.nodes["n1"].node.labels, "site": "99"})
+    region.run(10)
+    looked.clear()
+    world = region.world()
+    assert len(decide(world, NO_MIGRATIONS, now, wall, region.kept).waits) == len(region.intents) - 1
+    assert len(region.kept.columns._nowhere) == 8
+    assert looked == ["shop"] * 3, "what held before the change makes room"
+
+
 def test_what_fails_is_anew_for_those_alone_that_ask_for_it() -> None:
     """What fails to load counts for all that ask for the model, what poisons for one requester for that one. Figures of
     what cannot be asked again make room."""

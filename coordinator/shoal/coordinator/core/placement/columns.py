@@ -11,7 +11,7 @@ too much, but it never leaves out a place that fits, and the objective that it r
 """
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -114,6 +114,8 @@ class _KnownNowhere(NamedTuple):
     """That, and what it was found from."""
 
     found: Nowhere
+    # Of the workload that asked first.
+    tenant: str
     # Of the devices, as `DeviceColumns` counts it.
     version: int
     # By model variant and row, the hash of what excludes it: 8 bytes instead of half a KiB for each device.
@@ -364,6 +366,8 @@ class DeviceColumns:
         self._tables: dict[Request, _Table] = {}
         self._nowhere: dict[Request, _KnownNowhere] = {}
         """Of requests that no device can take."""
+        self._may_be_outdated = False
+        """Whether some of that may not hold any more, so that to drop it may make room."""
         self._is_nowhere_audited = False
         """Whether one of these requests was checked since the last update."""
         self._audited_nowhere = set[Request]()
@@ -436,7 +440,7 @@ class DeviceColumns:
         self._shared, self._measured, self._inputs = shared, inputs.measured, inputs
         if not self._is_nowhere_audited:
             self._audited_nowhere = set()
-        self._is_nowhere_audited = False
+        self._is_nowhere_audited, self._may_be_outdated = False, True
         names = {*self._states, *inputs.fleet.nodes} if self._is_all_marked else {*self._marked, *remeasured}
         for name in sorted(names):
             before, after = self._states.get(name), inputs.fleet.nodes.get(name)
@@ -740,12 +744,9 @@ class DeviceColumns:
             return None
         request = self._request_of(scope, intent, require, limits)
         known = self._nowhere.get(request)
-        if known is None or known.version != self._version:
+        if known is None or not self._is_current(scope, request, known):
             return None
         models = self._known_models(request)
-        same = zip(known.learnt, (*models, *_learnt(scope, request.models)), strict=True)
-        if not all(one is other for one, other in same):
-            return None
         changes = tuple(each.changes for each in models)
         if changes != known.changes:
             asked = zip(request.models, models, known.changes, strict=True)
@@ -753,6 +754,13 @@ class DeviceColumns:
                 return None
             self._nowhere[request] = known._replace(changes=changes)
         return known.found
+
+    def _is_current(self, scope: Scope, request: Request, known: _KnownNowhere) -> bool:
+        """Whether nothing that it was found from is another, but for devices that became of another kind. A column that
+        is not kept any more is not built again for that."""
+        models = [self._models.get(each.variant) for each in request.models]
+        same = zip(known.learnt, (*models, *_learnt(scope, request.models)), strict=True)
+        return known.version == self._version and all(one is other for one, other in same)
 
     def _excludes_as_before(
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, known: _KnownNowhere,
@@ -773,18 +781,36 @@ class DeviceColumns:
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere,
         excluded: Iterable[tuple[Option, tuple[PlacementFault, ...]]],
     ) -> None:  # fmt: skip
-        """For the next workload that asks for the same, in this step or a later one. excluded: as `candidates` has
-        them."""
+        """For the next workload that asks for the same, in this step or a later one, if there is room. excluded: as
+        `candidates` has them."""
         request = self._request_of(scope, intent, require, limits)
         self._nowhere.pop(request, None)
-        _make_room(self._nowhere, MOST_TABLES)
+        if len(self._nowhere) >= MOST_TABLES and not self._has_made_room(scope, intent.key.tenant):
+            return
         models = self._known_models(request)
         learnt = *models, *_learnt(scope, request.models)
         by_row = {each.variant: np.zeros(len(self._slots), dtype=np.int64) for each in request.models}
         for option, faults in excluded:
             by_row[option.model.variant][self._rows[option.slot]] = hash(faults)
         changes = tuple(each.changes for each in models)
-        self._nowhere[request] = _KnownNowhere(found, self._version, by_row, changes, learnt)
+        self._nowhere[request] = _KnownNowhere(found, intent.key.tenant, self._version, by_row, changes, learnt)
+
+    def _has_made_room(self, scope: Scope, tenant: str) -> bool:
+        """Whether there is room for one more request of a tenant that no device can take: in place of what does not
+        hold any more, else of the newest of a tenant that has more. All are asked in the same order in each step, so
+        that none would be found if the oldest left."""
+        if self._may_be_outdated:
+            self._may_be_outdated = False
+            known = self._nowhere.items()
+            self._nowhere = {each: found for each, found in known if self._is_current(scope, each, found)}
+        if len(self._nowhere) < MOST_TABLES:
+            return True
+        counts = Counter(each.tenant for each in self._nowhere.values())
+        most, count = max(counts.items(), key=lambda each: each[1])
+        if count <= counts[tenant] + 1:
+            return False
+        del self._nowhere[next(each for each, found in reversed(self._nowhere.items()) if found.tenant == most)]
+        return True
 
     def _known_models(self, request: Request) -> Sequence[_Model]:
         """The columns of its models."""
@@ -1025,7 +1051,7 @@ def _may_be_asked(inputs: Inputs, request: Request) -> bool:
 def _learnt(scope: Scope, models: Iterable[ModelRef]) -> tuple[object, ...]:
     """What predictions for these models are made from, besides the devices and what was measured on them."""
     inputs = scope.inputs
-    return inputs.residuals, *(inputs.profiles[each.digest] for each in models)
+    return inputs.residuals, *(inputs.profiles.get(each.digest) for each in models)
 
 
 def _shared(inputs: Inputs) -> tuple[object, ...]:
