@@ -129,6 +129,8 @@ class ModelProfile:
     copied_bytes: Bytes = Bytes(0)
     # What each further request of a batch takes beside `run_bytes`; 0 in a profile of an older version: as much again.
     run_growth_bytes: Bytes = Bytes(0)
+    # Size of the largest weight of a convolution; 0 without any, and in a profile of an older version.
+    largest_convolution_bytes: Bytes = Bytes(0)
 
     def memory_of_run(self, batch: float = 1) -> float:
         """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request

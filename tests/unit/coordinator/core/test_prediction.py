@@ -16,7 +16,7 @@ from shoal.coordinator.core.prediction.tails import TAIL_GUESS
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceLink, EnergySource
-from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.profile import KernelCost, ModelProfile, OperatorCost
 from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, Joules, Seconds, Watts
 
@@ -72,6 +72,19 @@ def test_memory_is_the_stated_bound() -> None:
     assert predict_cpu(profile(size=10 * MIB), batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 16 * MIB
     newer = replace(profile(size=10 * MIB), run_bytes=Bytes(6 * MIB))
     assert predict_cpu(newer, batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 2 * 24 * MIB
+
+
+def test_what_is_committed_holds_a_file_that_is_mostly_one_convolution() -> None:
+    """The file as it was read, its tensors, the weights in a new order, and the largest of them through three copies:
+    23 MB took 139 MB."""
+    kernels = (KernelCost("conv", 22.0, 1e9, 1e6, 23e6),)
+    one = replace(profile(size=23_000_000), run_bytes=Bytes(MIB), weight_bytes=Bytes(23_000_000), kernels=kernels)
+    one = replace(one, largest_convolution_bytes=Bytes(18_900_000))
+    found = predict_cpu(one).memory_bytes
+    assert found.high == pytest.approx(18 * MIB + 3 * 23e6 + 3 * 18.9e6)
+    assert 139e6 < found.high < 150e6
+    even = replace(one, largest_convolution_bytes=Bytes(1_000_000))
+    assert predict_cpu(even).memory_bytes.high == 18 * MIB + 5 * 23_000_000
 
 
 def test_weights_count_as_bytes_that_are_moved() -> None:

@@ -80,6 +80,27 @@ def test_weights_are_initializers_and_constants_and_decide_the_precision() -> No
     assert profile.precision == "int8"
 
 
+def test_the_largest_convolution_is_found_among_equally_intense_ones() -> None:
+    """One of them has nearly all weights, so that their mean says little. A larger weight is no convolution's."""
+    outputs = [16, 16, 16, 256]
+    channels = [16, *outputs]
+    made = model(
+        [
+            *(helper.make_node("Conv", [f"t{i}", f"w{i}"], [f"t{i + 1}"]) for i in range(len(outputs))),
+            helper.make_node("Gather", ["table", "at"], ["y"]),
+        ],
+        [tensor("t0", [1, 16, 32, 32])],
+        [tensor(f"t{len(outputs)}", None), tensor("y", None)],
+        [
+            *(weight(f"w{i}", (after, channels[i], 3, 3)) for i, after in enumerate(outputs)),
+            *(weight("table", (1000, 64)), ints("at", [0])),
+        ],
+    )
+    profile = profile_model(made)
+    assert profile.largest_convolution_bytes == 4 * 256 * 16 * 9
+    assert profile.largest_weight_bytes == 4 * 1000 * 64
+
+
 def test_without_weights_the_precision_is_that_of_the_input() -> None:
     half = model(chain("Relu"), [tensor("t0", [2], TensorProto.FLOAT16)], [tensor("t1", [2], TensorProto.FLOAT16)])
     assert profile_model(half).precision == "fp16"

@@ -86,6 +86,13 @@ def weight_bytes(site: NodeSite) -> float:
     return float(sum(value.nbytes or 0 for value in site.inputs if value.constant))
 
 
+def convolution_bytes(site: NodeSite) -> int:
+    """Of a convolution's weights; 0 of another node, and where they are not constant."""
+    if site.node.op_type not in _CONVOLUTIONS:
+        return 0
+    return max((value.nbytes or 0 for value in site.inputs if value.constant), default=0)
+
+
 def intensity_of(flops: float, moved: float) -> int:
     """FLOPs per byte in steps of a factor of 4."""
     return round(math.log2(max(flops, 1.0) / max(moved, 1.0)) / 2)

@@ -101,6 +101,7 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
         largest_weight_bytes=Bytes(max((each.bytes for each in each_weight), default=0)),
         run_bytes=Bytes(input_bytes + ran.arena.one_bytes),
         run_growth_bytes=Bytes(input_bytes + ran.arena.growth_bytes),
+        largest_convolution_bytes=Bytes(ran.tally.largest_convolution_bytes),
         copied_bytes=Bytes(sum(each.bytes * each.copies for each in each_weight)),
     )
 

@@ -18,7 +18,7 @@ from shoal.coordinator.core.graph.contents import (
 )
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
-from shoal.coordinator.core.graph.kernels import absorbed_nodes, intensity_of, kind_of, weight_bytes
+from shoal.coordinator.core.graph.kernels import absorbed_nodes, convolution_bytes, intensity_of, kind_of, weight_bytes
 from shoal.coordinator.core.graph.run_memory import NOTHING, RunBytes, Tensor, run_bytes
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
 
@@ -63,6 +63,8 @@ class CostTally:
     kernels: dict[tuple[str, int], KernelSum] = field(default_factory=dict)
     # Number of nodes whose cost is a lower bound.
     unknown: int = 0
+    # Of all weights of convolutions.
+    largest_convolution_bytes: int = 0
 
     @property
     def flops(self) -> float:
@@ -78,6 +80,7 @@ class CostTally:
             weights = min(weight_bytes(site), traffic)
             found = self.kernels.setdefault((kind, intensity_of(flops, traffic)), KernelSum())
             found.add(KernelSum(1.0, flops, traffic - weights, weights))
+        self.largest_convolution_bytes = max(self.largest_convolution_bytes, convolution_bytes(site))
 
     def add_copy(self, size: int) -> None:
         """Of so many bytes, which are read and written."""
@@ -88,6 +91,7 @@ class CostTally:
     def merge(self, other: "CostTally", share: float = 1.0) -> None:
         """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""
         self.unknown += other.unknown
+        self.largest_convolution_bytes = max(self.largest_convolution_bytes, other.largest_convolution_bytes)
         for key, kernel in other.kernels.items() if share else ():
             self.kernels.setdefault(key, KernelSum()).add(kernel, share)
         for name, cost in other.costs.items():

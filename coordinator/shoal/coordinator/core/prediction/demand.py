@@ -193,6 +193,7 @@ def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
         profile,
         weight_bytes=Bytes(int(profile.weight_bytes * weights_left)),
         largest_weight_bytes=Bytes(int(profile.largest_weight_bytes * weights_left)),
+        largest_convolution_bytes=Bytes(int(profile.largest_convolution_bytes * weights_left)),
         copied_bytes=Bytes(int(profile.copied_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
         kernels=tuple(

@@ -146,11 +146,7 @@ def load_needs(profile: ModelProfile, batch: int = 1) -> LoadNeeds:
         return LoadNeeds(sizes, sizes)
     file, kept = float(profile.size_bytes), float(profile.copied_bytes if sizes.inner_graphs else 0)
     read = _FILE_COPIES * file + profile.copied_bytes
-    largest = max(
-        (each.weight_bytes / each.launches for each in profile.kernels if each.kind in _CONVOLUTIONS and each.launches),
-        default=0.0,
-    )
-    reordered = sizes.convolution_bytes + _REORDER_COPIES * largest
+    reordered = sizes.convolution_bytes + _REORDER_COPIES * _largest_convolution_bytes(profile)
     # The file as it was read, its tensors, and those that are made of them.
     optimised = _CODE_BYTES + 2 * file + kept + max(sizes.largest_weight_bytes, reordered)
     ready = max(read, optimised)
@@ -162,6 +158,17 @@ def load_needs(profile: ModelProfile, batch: int = 1) -> LoadNeeds:
         largest_weight_bytes=0.0,
     )
     return LoadNeeds(sizes, memory_sizes)
+
+
+def _largest_convolution_bytes(profile: ModelProfile) -> float:
+    """Of an older profile an upper bound: it tells the sum of kernels that are about equally intense."""
+    most = max((each.weight_bytes for each in profile.kernels if each.kind in _CONVOLUTIONS), default=0.0)
+    return float(profile.largest_convolution_bytes) or min(most, float(profile.largest_weight_bytes))
+
+
+def file_bytes_at_peak(profile: ModelProfile) -> float:
+    """What a load holds of the file, and of what is made of it, until it is ready; 0 of an older profile."""
+    return _FILE_COPIES * load_needs(profile).memory_sizes.other_bytes if profile.run_bytes else 0.0
 
 
 class LoadWait(NamedTuple):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Set
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, demand_of
-from shoal.coordinator.core.prediction.load_law import LoadEstimate
+from shoal.coordinator.core.prediction.load_law import LoadEstimate, file_bytes_at_peak
 from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
 from shoal.coordinator.core.prediction.roofline import service_seconds, transfer_seconds
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS, tail_factors
@@ -105,8 +105,11 @@ def _memory(profile: ModelProfile, batch: int) -> Interval:
     """Equation 4. The upper end of the interval is what is committed."""
     run = profile.memory_of_run(batch)
     of_run = RUN_BYTES if profile.run_bytes else Interval(1.0, 1.0, 1.0)  # of an older profile: its live tensors
-    ends = zip(PROCESS_BYTES, FILE_BYTES, of_run, strict=True)
-    return Interval(*(fixed + file * profile.size_bytes + each * run for fixed, file, each in ends))
+    low, mid, high = (file * profile.size_bytes for file in FILE_BYTES)
+    # A file that is one convolution of many weights takes six times its size.
+    of_file = Interval(low, mid, max(high, file_bytes_at_peak(profile)))
+    ends = zip(PROCESS_BYTES, of_file, of_run, strict=True)
+    return Interval(*(fixed + file + each * run for fixed, file, each in ends))
 
 
 def _from_measurement(

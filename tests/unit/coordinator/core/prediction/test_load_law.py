@@ -141,10 +141,13 @@ def test_memory_peaks_as_a_file_is_read_as_it_is_optimised_or_as_it_runs() -> No
     assert phases_of(largest_weight_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "packed, after it was read"
     convolution = KernelCost("conv", 2.0, 1.0, 1.0, 10.0 * mib)
     of_weights = {"kernels": (convolution,), "weight_bytes": Bytes(20 * mib)}
-    assert phases_of(**of_weights) == pytest.approx((2 * 20 + 10 + 3 * 5, 0)), "in a new order, the largest thrice"
+    largest = {"largest_convolution_bytes": Bytes(5 * mib), "largest_weight_bytes": Bytes(8 * mib)}
+    assert phases_of(**of_weights, **largest) == pytest.approx((2 * 20 + 10 + 3 * 5, 0)), "the largest thrice"
+    older = largest | {"largest_convolution_bytes": Bytes(0)}
+    assert phases_of(**of_weights, **older) == pytest.approx((2 * 20 + 10 + 3 * 8, 0)), "at most the largest of all"
     assert phases_of(run_bytes=Bytes(100 * mib)) == pytest.approx((60 - 8.1, 20 + 125 - (60 - 8.1)))
-    older = replace(profile(), run_bytes=Bytes(0))
-    assert load_needs(older).memory_sizes == sizes_of(older)
+    oldest = replace(profile(), run_bytes=Bytes(0))
+    assert load_needs(oldest).memory_sizes == sizes_of(oldest)
 
 
 def test_a_provider_with_a_hundred_megabytes_of_its_own_that_compiles_is_learnt() -> None:
