@@ -80,7 +80,7 @@ def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     region = region_of()
     region.run(5)
     (residual,) = region.memory.residuals.values()
-    assert residual.log_ratio > 0
+    assert residual.log_ratio_of_sum > 0
     fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
     known = remember_warm_ups(replace(region.world(), fleet=fleet), "abc", {})
     assert known == (region.memory.measured, region.memory.residuals, frozenset())
@@ -98,7 +98,7 @@ def test_a_corrupt_residual_is_left_out() -> None:
     region = region_of()
     region.run(5)
     (residual,) = region.memory.residuals.values()
-    wrong = [replace(residual, log_ratio=math.nan), replace(residual, mix=(1.0,))]
+    wrong = [replace(residual, log_ratio_of_sum=math.nan), replace(residual, mix=(1.0,))]
     stored = {Trial(DIGEST, "a", f"cpu{number}"): each for number, each in enumerate(wrong)}
     region.memory = replace(region.memory, residuals=Map(stored))
     found = predictions(region)
@@ -124,7 +124,7 @@ def test_the_region_learns_from_a_few_measurements_of_a_kind_and_from_what_diffe
         agent.p50_s = 0.05 if at < MOST_OF_A_KIND + 2 else 0.08
     region.run(8)
     assert len(region.memory.measured) == len(region.agents)
-    learnt = {trial.node: math.exp(each.log_ratio) for trial, each in region.memory.residuals.items()}
+    learnt = {trial.node: math.exp(each.log_ratio_of_sum) for trial, each in region.memory.residuals.items()}
     assert len(learnt) == MOST_OF_A_KIND
     far = [name for name, agent in region.agents.items() if agent.p50_s > 0.05]
     assert {*far} <= learnt.keys()

@@ -37,8 +37,8 @@ _MOST_LAWS: Final = 256
 _MOST_WAIT: Final = 1000.0
 """A load that took longer than so many times its processor time says nothing of its work. A choice."""
 _UNSEEN: Final[Mapping[str, Any]] = {
-    "log_ratio": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0, "load_cpu_s": 0.0,
-    "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None, "is_of_sum": True,
+    "log_ratio": 0.0, "log_ratio_of_sum": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0,
+    "load_cpu_s": 0.0, "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -64,7 +64,7 @@ class RegionResiduals:
             tuple(
                 _Seen(
                     replace(rows[0], **_UNSEEN),
-                    _median(each.log_ratio for each in rows),
+                    _median(each.log_ratio_of_sum for each in rows),
                     _median(each.log_tail for each in rows),
                 )
                 for rows in kept
@@ -136,7 +136,7 @@ class _Seen(NamedTuple):
 
     # Model, class and mix.
     place: Residual
-    # Median of `Residual.log_ratio`.
+    # Median of `Residual.log_ratio_of_sum`.
     log_ratio: float
     # Median of `Residual.log_tail`; NaN: unknown.
     log_tail: float

@@ -38,7 +38,9 @@ class Residual:
     device_class: DeviceClass
     # Shares of the roofline's seconds: launch and nodes, then each operator class.
     mix: tuple[float, ...]
-    # Natural logarithm of measured over promised seconds.
+    # Natural logarithm of measured over promised seconds in a record of an older version, whose roofline takes the
+    # larger of arithmetic and movement: it tells nothing. Otherwise NaN: an older version then measures again instead
+    # of taking `log_ratio_of_sum` for it.
     log_ratio: float
     # Of the model, at the warm-up's shapes; None in a record of an older version. Those know it as `sizes`, of six
     # numbers, and could not read eight.
@@ -55,14 +57,19 @@ class Residual:
     load_cpu_s: float = 0.0
     # `LoadNeeds.memory_sizes`; None in a record of an older version.
     memory_sizes: LoadSizes | None = None
-    # `log_ratio` and `mix` are of a roofline whose arithmetic and movement add up. In a record of an older version they
-    # are of one that takes the larger: then they tell nothing, and memory and load count alone.
-    is_of_sum: bool = False
+    # Natural logarithm of measured over promised seconds, of a roofline whose arithmetic and movement add up, as `mix`
+    # is; NaN in a record of an older version, of which memory and load count alone.
+    log_ratio_of_sum: float = math.nan
+
+    @property
+    def is_of_sum(self) -> bool:
+        return not math.isnan(self.log_ratio_of_sum)
 
     @property
     def is_plausible(self) -> bool:
         shares = len(self.mix) == 1 + len(OperatorClass) and all(0 <= share <= 1 for share in self.mix)
-        return shares and abs(self.log_ratio) <= math.log(MOST_RATIO)
+        ratio = self.log_ratio_of_sum if self.is_of_sum else self.log_ratio
+        return shares and abs(ratio) <= math.log(MOST_RATIO)
 
 
 def class_of_device(device: Device) -> DeviceClass:
@@ -88,10 +95,10 @@ def residual_of(
     ratio = math.log(measured_s / promised)
     tail = log_tail(measured_s, measured.latency_p95_s)
     found = Residual(
-        *(model, class_of_device(device), mix, ratio, needs.sizes if needs else None),
+        *(model, class_of_device(device), mix, math.nan, needs.sizes if needs else None),
         *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
-        True,
+        ratio,
     )
     return found if found.is_plausible else None
 

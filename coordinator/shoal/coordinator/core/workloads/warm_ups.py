@@ -87,15 +87,15 @@ def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual)
     Thus where a new driver made all devices of a class faster, they all are replaced one after the other. None: it
     teaches nothing."""
     same = {
-        other: each.log_ratio
+        other: each.log_ratio_of_sum
         for other, each in residuals.items()
         if other.model == trial.model and each.device_class == residual.device_class and each.is_plausible
     }
     if trial in residuals or len(same) < MOST_OF_A_KIND:
         return trial
-    if abs(residual.log_ratio - median(same.values())) <= FAR:
+    if abs(residual.log_ratio_of_sum - median(same.values())) <= FAR:
         return None
-    return max(same, key=lambda other: (abs(same[other] - residual.log_ratio), other))
+    return max(same, key=lambda other: (abs(same[other] - residual.log_ratio_of_sum), other))
 
 
 def _residual(

@@ -43,7 +43,7 @@ CARD = DeviceClass("CUDAExecutionProvider", "maker card")
 def residual(
     factor: float, model: str = "a", where: DeviceClass = BOARD, mix: tuple[float, ...] = CONV
 ) -> Residual:  # fmt: skip
-    return Residual(model, where, mix, math.log(factor), is_of_sum=True)
+    return Residual(model, where, mix, math.nan, log_ratio_of_sum=math.log(factor))
 
 
 def warm_up_of(latency_s: float) -> Measured:
@@ -61,7 +61,7 @@ def test_nothing_measured_corrects_nothing() -> None:
     assert RegionResiduals(()).correction("a", BOARD, CONV) is None
     absurd = [
         residual(2 * MOST_RATIO),
-        replace(residual(2), log_ratio=math.nan),
+        replace(residual(2), log_ratio_of_sum=math.nan),
         replace(residual(2), mix=mix_of(2.0)),
     ]
     absurd += [replace(residual(2), mix=()), replace(residual(2), mix=mix_of(math.nan))]
@@ -131,7 +131,7 @@ def test_intervals_cover_models_that_were_left_out() -> None:
             for each in truth:
                 if each.model == model:
                     found = correction(seen, model, each.device_class)
-                    covered.append(found.low <= math.exp(each.log_ratio) <= found.high)
+                    covered.append(found.low <= math.exp(each.log_ratio_of_sum) <= found.high)
     assert 0.85 <= np.mean(covered) <= 0.97
 
 
@@ -147,7 +147,7 @@ def test_a_correction_is_of_the_values_alone() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(), st.sampled_from("abc"), st.sampled_from([BOARD, BOX, CARD])), max_size=8))
 def test_any_store_gives_an_interval_in_order_or_none(store: list[tuple[float, str, DeviceClass]]) -> None:
-    seen = [Residual(model, where, CONV, ratio, is_of_sum=True) for ratio, model, where in store]
+    seen = [Residual(model, where, CONV, math.nan, log_ratio_of_sum=ratio) for ratio, model, where in store]
     found = RegionResiduals(seen).correction("a", CARD, MATMUL)
     assert found is None or 0 < found.low <= found.mid <= found.high < math.inf
 
@@ -158,7 +158,7 @@ def test_a_residual_compares_with_the_receipt() -> None:
     promised = service_seconds(demand, rates, "fp32")
     found = residual_of("a", device(), rates, "fp32", demand, warm_up_of(3 * promised))
     assert found is not None
-    assert math.exp(found.log_ratio) == pytest.approx(3)
+    assert math.exp(found.log_ratio_of_sum) == pytest.approx(3)
     assert sum(found.mix) == pytest.approx(1)
     assert sum(service_parts(demand, rates, "fp32")) == pytest.approx(promised)
     assert found.device_class == class_of_device(device())
@@ -199,12 +199,21 @@ def test_memory_follows_the_phases_of_a_load_with_the_runtimes_own_provider_alon
 
 def test_a_ratio_of_an_older_version_tells_nothing() -> None:
     """It is to a roofline that takes the larger of arithmetic and movement."""
-    older = [replace(residual(8.0, model), is_of_sum=False) for model in "abcdefgh"]
+    older = [replace(residual(8.0, model), log_ratio=math.log(8), log_ratio_of_sum=math.nan) for model in "abcdefgh"]
     assert RegionResiduals(older).correction("z", BOARD, CONV) is None
     newer = residual(1.0, "y")
     assert RegionResiduals([*older, newer]).correction("z", BOARD, CONV) == RegionResiduals([newer]).correction(
         "z", BOARD, CONV
     )
+
+
+def test_an_older_version_does_not_take_a_ratio_to_a_sum_for_one_to_the_larger() -> None:
+    """It knows `log_ratio` alone, believes what is within a factor of 1000, and otherwise measures again."""
+    stored = json.loads(codec.dump(residual(0.7)))
+    assert codec.load(Residual, json.dumps(stored).encode()).is_plausible
+    del stored["log_ratio_of_sum"]
+    assert not abs(stored["log_ratio"]) <= math.log(MOST_RATIO)
+    assert not codec.load(Residual, json.dumps(stored).encode()).is_plausible
 
 
 def test_records_of_an_older_version_still_teach_memory() -> None:

@@ -24,7 +24,7 @@ CARD = DeviceClass("CUDAExecutionProvider", "maker card")
 
 
 def tail_of(ratio: float, model: str = "a", where: DeviceClass = BOARD) -> Residual:
-    return Residual(model, where, MIX, 0.0, log_tail=log_tail(1.0, ratio), tail_runs=20, is_of_sum=True)
+    return Residual(model, where, MIX, math.nan, log_tail=log_tail(1.0, ratio), tail_runs=20, log_ratio_of_sum=0.0)
 
 
 def tail(residuals: list[Residual], model: str, where: DeviceClass) -> Interval:
