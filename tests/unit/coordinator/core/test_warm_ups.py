@@ -10,6 +10,7 @@ from shoal.coordinator.controllers.workloads.memory import OF_NODES, memory_writ
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Basis, Prediction
+from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory
 from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND, MOST_WARM_UPS, remember_warm_ups
@@ -103,6 +104,43 @@ def test_a_corrupt_residual_is_left_out() -> None:
     region.memory = replace(region.memory, residuals=Map(stored))
     found = predictions(region)
     assert found["b"].basis is Basis.GUESS
+
+
+def older(residual: Residual) -> Residual:
+    """As a version left it whose roofline takes the larger of arithmetic and movement."""
+    return replace(residual, log_ratio=0.3, log_ratio_of_sum=math.nan)
+
+
+def test_a_ratio_of_an_older_version_is_computed_again_while_the_replica_runs() -> None:
+    region = region_of()
+    region.run(5)
+    before = region.memory.residuals
+    region.memory = replace(region.memory, residuals=Map({trial: older(each) for trial, each in before.items()}))
+    found = remember_warm_ups(region.world(), "abc", {each.key: each for each in region.intents})
+    assert found.trials == frozenset(before)
+    assert [repr(each) for each in found.residuals.values()] == [repr(each) for each in before.values()]
+
+
+def test_what_an_older_version_knew_of_a_load_stays_where_no_receipt_promises_anything() -> None:
+    region = region_of()
+    region.run(5)
+    kept = Map({trial: older(each) for trial, each in region.memory.residuals.items()})
+    region.memory = replace(region.memory, residuals=kept)
+    silent = {name: replace(state, receipts={}) for name, state in region.fleet.nodes.items()}
+    world = replace(region.world(), fleet=replace(region.fleet, nodes=silent))
+    assert remember_warm_ups(world, "abc", {}) == (region.memory.measured, kept, frozenset())
+
+
+def test_ratios_of_an_older_version_keep_no_newer_ones_out() -> None:
+    region = region_of()
+    region.run(5)
+    (learnt,) = region.memory.residuals.values()
+    gone = [Trial(DIGEST, f"gone{at}", "cpu0") for at in range(MOST_OF_A_KIND)]
+    region.memory = ReconcilerMemory(residuals=Map(dict.fromkeys(gone, older(learnt))))
+    found = remember_warm_ups(region.world(), "abc", {each.key: each for each in region.intents})
+    assert len(found.residuals) == MOST_OF_A_KIND
+    assert [trial.node for trial, each in found.residuals.items() if each.is_of_sum] == ["a"]
+    assert found.nodes == {"a", "gone0"}
 
 
 def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:

@@ -1,5 +1,6 @@
 """What warm-ups measured, by (model, node, device): kept when the replica is gone, and what the region learns by."""
 
+import math
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final, NamedTuple
@@ -55,15 +56,17 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             # By repr, because NaN (unknown joules) is not equal to itself.
             is_same = before is observed.measured or repr(before) == repr(observed.measured)
             seen = residuals.get(trial)
-            if is_same and (seen is None or seen.is_plausible):
+            if is_same and (seen is None or (seen.is_plausible and seen.is_of_sum)):
                 later = with_service(seen, observed.measured, observed.served) if seen is not None else None
                 if later is not None and later is not seen:
                     residuals = residuals.set(trial, later)
                     changed.add(trial)
                 continue
-            # New, or of an older version, with other operator classes.
-            known = known.set(trial, observed.measured)
+            # New, or of an older version, with other operator classes or another roofline.
             residual = None if one is None else _residual(world, state, one, observed, intents.get(one.workload))
+            if is_same and residual is None and seen is not None and seen.is_plausible:
+                continue  # what is known of its load stays, until a receipt says what the device promises
+            known = known.set(trial, observed.measured)
             if residual is not None:
                 gone = _replaced(residuals, trial, residual)
                 if gone is not None:
@@ -83,9 +86,9 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
 
 
 def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual) -> Trial | None:
-    """Whose place a residual takes: its own, or where enough of its kind are known, that of the one furthest from it.
-    Thus where a new driver made all devices of a class faster, they all are replaced one after the other. None: it
-    teaches nothing."""
+    """Whose place a residual takes: its own, or where enough of its kind are known, that of one of an older version, or
+    of the one furthest from it. Thus where a new driver made all devices of a class faster, they all are replaced one
+    after the other. None: it teaches nothing."""
     same = {
         other: each.log_ratio_of_sum
         for other, each in residuals.items()
@@ -93,6 +96,9 @@ def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual)
     }
     if trial in residuals or len(same) < MOST_OF_A_KIND:
         return trial
+    older = [other for other, ratio in same.items() if math.isnan(ratio)]
+    if older:
+        return min(older)
     if abs(residual.log_ratio_of_sum - median(same.values())) <= FAR:
         return None
     return max(same, key=lambda other: (abs(same[other] - residual.log_ratio_of_sum), other))
