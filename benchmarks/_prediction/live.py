@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import math
 import pickle
+import platform
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, work_of
+from shoal.coordinator.core.prediction.demand import ModelDemand, at_shapes, demand_of, work_of, works_on_blocks
 from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
@@ -182,12 +183,15 @@ def live_errors(
             for name, residual in residuals.items()
             if residual is not None and measured[name][0].model.family != case.model.family
         )
-        parts = service_parts(demand_of(profile), receipt.rates, profile.precision)
+        demand = _demand(case)
+        parts = service_parts(demand, receipt.rates, profile.precision)
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
         known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
         load = others.load(_class_of(case), load_needs(profile))
-        calibrated = predict(case.device, receipt, profile, profile.precision, correction=correction, load=load)
+        calibrated = predict(
+            case.device, receipt, profile, profile.precision, demand=demand, correction=correction, load=load
+        )
         assert isinstance(known, Prediction)
         assert isinstance(calibrated, Prediction)
         found.append(LiveErrors(case, _middle(seen[1:] or seen), known, calibrated, load.work_s if load else None))
@@ -231,10 +235,16 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
 
 
 def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
-    rates, demand = receipts[case.device.name, case.threads].rates, demand_of(case.profile)
+    rates, demand = receipts[case.device.name, case.threads].rates, _demand(case)
     needs = load_needs(case.profile)
     found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first, needs)
     return None if found is None else replace(found, device_class=_class_of(case))
+
+
+def _demand(case: LiveCase) -> ModelDemand:
+    """On this machine."""
+    is_blocked = works_on_blocks(case.device.provider, platform.machine(), case.profile.precision)
+    return demand_of(case.profile, is_blocked=is_blocked)
 
 
 def _class_of(case: LiveCase) -> DeviceClass:

@@ -131,6 +131,12 @@ class ModelProfile:
     run_growth_bytes: Bytes = Bytes(0)
     # Size of the largest weight of a convolution; 0 without any, and in a profile of an older version.
     largest_convolution_bytes: Bytes = Bytes(0)
+    # Tensors that the runtime copies between two layouts, where it keeps those of convolutions in blocks of channels:
+    # its own provider does, on x86-64 and in fp32. No kernels of the model's own, which an older version would count
+    # on every device. 0 in a profile of an older version.
+    layout_copies: int = 0
+    # What they read and write.
+    layout_bytes: Bytes = Bytes(0)
 
     def memory_of_run(self, batch: float = 1) -> float:
         """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request

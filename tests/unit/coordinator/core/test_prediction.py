@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import MIB, device, node, profile, receipt, warm
-from shoal.coordinator.core.prediction.demand import OperatorClass, class_of, demand_of, work_of
+from shoal.coordinator.core.prediction.demand import (
+    OperatorClass,
+    at_shapes,
+    class_of,
+    demand_of,
+    work_of,
+    works_on_blocks,
+)
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.prediction.roofline import service_seconds
@@ -16,7 +23,7 @@ from shoal.coordinator.core.prediction.tails import TAIL_GUESS
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceLink, EnergySource
-from shoal.types.profile import KernelCost, ModelProfile, OperatorCost
+from shoal.types.profile import KernelCost, ModelProfile, OperatorCost, TensorSpec
 from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, Joules, Seconds, Watts
 
@@ -91,6 +98,33 @@ def test_weights_count_as_bytes_that_are_moved() -> None:
     rates = replace(RECEIPT.rates, matmul_flops={"fp32": 1e15}, conv_flops={"fp32": 1e15})
     model = replace(profile(), costs=(OperatorCost("MatMul", 1, 1e6, 1.1e8),), weight_bytes=Bytes(100_000_000))
     assert service_seconds(demand_of(model), rates, "fp32") == pytest.approx(1e-5 + 1.1e8 / 1e10)
+
+
+@pytest.mark.parametrize(
+    ("provider", "arch", "precision", "counts"),
+    [
+        ("CPUExecutionProvider", "x86_64", "fp32", True),
+        ("CPUExecutionProvider", "amd64", "fp32", True),
+        ("CPUExecutionProvider", "aarch64", "fp32", False),
+        ("CPUExecutionProvider", "x86_64", "int8", False),
+        ("CUDAExecutionProvider", "x86_64", "fp32", False),
+        ("OpenVINOExecutionProvider", "x86_64", "fp32", False),
+    ],
+)
+def test_copies_between_layouts_count_where_the_runtime_makes_them(
+    provider: str, arch: str, precision: str, counts: bool
+) -> None:
+    kernels = (KernelCost("conv", 2.0, 1e9, 1e7, 1e6),)
+    model = replace(profile(), kernels=kernels, layout_copies=3, layout_bytes=Bytes(4_000_000))
+    found = demand_of(model, is_blocked=works_on_blocks(provider, arch, precision))
+    assert found.nodes == 2 + 3 * counts
+    by_hand = 1e-5 + 1e-6 + (1e9 / 1e11 + 1.1e7 / 1e10) + counts * (3e-6 + 4e6 / 1e10)
+    assert service_seconds(found, RECEIPT.rates, "fp32") == pytest.approx(by_hand)
+
+
+def test_copies_between_layouts_grow_with_the_inputs() -> None:
+    model = replace(profile(), inputs=(TensorSpec("x", "FP32", (-1, 3, 224, 224)),), layout_bytes=Bytes(1000))
+    assert at_shapes(model, {"x": (4, 3, 224, 224)}).layout_bytes == 4000
 
 
 def test_unsure_profiles_have_wider_intervals() -> None:

@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+import pytest
 from immutables import Map
 
-from harness.builders.coordinator_core import DIGEST, CoreRegion, device, intent, node, warm
+from harness.builders.coordinator_core import DIGEST, CoreRegion, device, intent, node, profile, warm
 from shoal.coordinator.controllers.workloads.memory import OF_NODES, memory_writes
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.placement.place import place
@@ -17,7 +18,8 @@ from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND, MOST_WARM_
 from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule
-from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.profile import KernelCost
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
 
 
 def predictions(region: CoreRegion) -> dict[str, Prediction]:
@@ -104,6 +106,26 @@ def test_a_corrupt_residual_is_left_out() -> None:
     region.memory = replace(region.memory, residuals=Map(stored))
     found = predictions(region)
     assert found["b"].basis is Basis.GUESS
+
+
+def test_copies_between_layouts_count_by_the_node() -> None:
+    """Of two nodes that differ in their architecture alone, one makes none; the region learns by what each makes."""
+    processor = replace(device(), provider="CPUExecutionProvider")
+    arm = replace(node("b", processor), arch="aarch64")
+    region = CoreRegion(node("a", processor), arm, flops={"a": 1e11, "b": 1e11})
+    kernels = (KernelCost("conv", 2.0, 1e9, 1e7, 1e6),)
+    copied = replace(profile(), kernels=kernels, layout_copies=3, layout_bytes=Bytes(400_000_000))
+    region.profiles = {DIGEST: copied}
+    region.intents = (intent(replicas=2),)
+    region.step()
+    before = predictions(region)
+    assert before["a"].latency_p50_s.mid == pytest.approx(before["b"].latency_p50_s.mid + 3e-6 + 4e8 / 1e10)
+    for agent in region.agents.values():
+        agent.p50_s = before["b"].latency_p50_s.mid
+    region.run(5)
+    ratios = {trial.node: each.log_ratio_of_sum for trial, each in region.memory.residuals.items()}
+    assert ratios["b"] == pytest.approx(0)
+    assert ratios["a"] < -0.5
 
 
 def older(residual: Residual) -> Residual:

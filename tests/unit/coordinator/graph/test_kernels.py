@@ -14,12 +14,17 @@ W, BN = weight("w", (8, 8, 3, 3)), [weight(name, (8,)) for name in "gbmv"]
 IMAGE = [1, 8, 6, 6]
 
 
-def kernels(nodes: list[NodeProto], shape: list[int] = IMAGE) -> Counter[str]:
+def profile(nodes: list[NodeProto], shape: list[int] = IMAGE) -> ModelProfile:
     constants = [W, *BN, weight("one", (8, 1, 3, 3)), weight("point", (8, 8, 1, 1)), weight("half", (8, 4, 3, 3))]
     constants += [weight("square", (6, 6)), numpy_helper.from_array(np.array(2, np.float32), "two")]
     made = model(nodes, [tensor("x", shape)], [tensor(nodes[-1].output[0], None)], constants).SerializeToString()
     found = profile_of(made, digest_of(made))
     assert isinstance(found, ModelProfile), found
+    return found
+
+
+def kernels(nodes: list[NodeProto], shape: list[int] = IMAGE) -> Counter[str]:
+    found = profile(nodes, shape)
     assert {each.kind for each in found.kernels} <= set(KERNEL_KINDS)
     return Counter({each.kind: int(each.launches) for each in found.kernels})
 
@@ -38,13 +43,15 @@ def test_a_block_of_a_residual_network_is_its_convolutions() -> None:
         helper.make_node("Add", ["c", "x"], ["s"]),
         helper.make_node("Relu", ["s"], ["y"]),
     ]
-    # Those of x, which the caller holds in the usual layout, and of y.
-    assert kernels(block) == {"conv": 2, "copy": 2}
+    assert kernels(block) == {"conv": 2}
+    found = profile(block)
+    assert found.layout_copies == 2, "of r, which a convolution of few channels reads in the usual layout, and of y"
+    assert found.layout_bytes == 2 * 2 * 4 * 8 * 36, "read and written"
 
 
 def test_what_two_read_is_not_fused() -> None:
     branch = [conv("x", "a"), helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Add", ["a", "r"], ["y"])]
-    assert kernels(branch) == {"conv": 1, "elementwise": 2, "copy": 1}
+    assert kernels(branch) == {"conv": 1, "elementwise": 2}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +59,9 @@ def test_what_two_read_is_not_fused() -> None:
     [("w", 1, "conv"), ("point", 1, "pointwise"), ("half", 2, "grouped"), ("one", 8, "depthwise")],
 )
 def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
-    found = kernels([conv("x", "y", weights, groups)])
-    assert found.pop("copy", 0) == (groups == 1), "of the result"
-    assert found == {kind: 1}
+    nodes = [conv("x", "y", weights, groups)]
+    assert kernels(nodes) == {kind: 1}
+    assert profile(nodes).layout_copies == (groups == 1), "of the result"
 
 
 def test_constants_are_folded_and_views_are_free() -> None:

@@ -102,6 +102,8 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
         run_bytes=Bytes(input_bytes + ran.arena.one_bytes),
         run_growth_bytes=Bytes(input_bytes + ran.arena.growth_bytes),
         largest_convolution_bytes=Bytes(ran.tally.largest_convolution_bytes),
+        layout_copies=ran.tally.layout_copies,
+        layout_bytes=Bytes(ran.tally.layout_bytes),
         copied_bytes=Bytes(sum(each.bytes * each.copies for each in each_weight)),
     )
 

@@ -65,6 +65,9 @@ class CostTally:
     unknown: int = 0
     # Of all weights of convolutions.
     largest_convolution_bytes: int = 0
+    # As of `ModelProfile`; of the main graph alone.
+    layout_copies: int = 0
+    layout_bytes: int = 0
 
     @property
     def flops(self) -> float:
@@ -83,10 +86,9 @@ class CostTally:
         self.largest_convolution_bytes = max(self.largest_convolution_bytes, convolution_bytes(site))
 
     def add_copy(self, size: int) -> None:
-        """Of so many bytes, which are read and written."""
-        traffic = 2.0 * size
-        found = self.kernels.setdefault(("copy", intensity_of(0.0, traffic)), KernelSum())
-        found.add(KernelSum(1.0, 0.0, traffic))
+        """Between layouts, of so many bytes, which are read and written."""
+        self.layout_copies += 1
+        self.layout_bytes += 2 * size
 
     def merge(self, other: "CostTally", share: float = 1.0) -> None:
         """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""

@@ -30,6 +30,7 @@ from shoal.coordinator.core.prediction.demand import (
     demand_of,
     open_axis,
     prepared_profile,
+    works_on_blocks,
 )
 from shoal.coordinator.core.prediction.load_law import LoadEstimate, load_needs
 from shoal.coordinator.core.prediction.model import Correction, Prediction
@@ -168,7 +169,7 @@ class Scope:
         """standing: number of replicas on each device that are not among the inputs."""
         self.inputs = inputs
         self._standing = standing or {}
-        self._demands = dict[tuple[str, int, _Shapes], ModelDemand]()
+        self._demands = dict[tuple[str, int, _Shapes, bool], ModelDemand]()
         self._profiles = dict[tuple[str, _Shapes], ModelProfile]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
@@ -223,11 +224,12 @@ class Scope:
     def moment(self) -> datetime:
         return datetime.fromtimestamp(self.inputs.wall, UTC)
 
-    def demand(self, profile: ModelProfile) -> ModelDemand:
-        """`demand_of(profile)`, computed once for each model and its shapes."""
-        key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items())
+    def demand(self, profile: ModelProfile, state: NodeState, device: Device, precision: str) -> ModelDemand:
+        """`demand_of(profile)` on the device, computed once for each model and its shapes."""
+        is_blocked = works_on_blocks(device.provider, state.node.arch, precision)
+        key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items()), is_blocked
         if key not in self._demands:
-            self._demands[key] = demand_of(profile)
+            self._demands[key] = demand_of(profile, is_blocked=is_blocked)
         return self._demands[key]
 
     def profile(self, model: ModelRef, intent: Intent) -> ModelProfile:
@@ -267,7 +269,7 @@ class Scope:
         precision = model.precision or profile.precision
         shown = measured if measured is not None and measured.samples else None
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
-        demand = None if known is not None else self.demand(profile)
+        demand = None if known is not None else self.demand(profile, state, device, precision)
         missed = None if demand is None else self._correction(model, device, receipt, precision, demand)
         load = None if known is not None else self._load(profile, device, intent.max_batch)
         answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed, load)
@@ -295,7 +297,7 @@ class Scope:
 
     def prediction_unmeasured(self, option: Option) -> Prediction | Refusal:
         """What would be predicted of an option if the model had never run on that device."""
-        demand = self.demand(option.profile)
+        demand = self.demand(option.profile, option.state, option.device, option.precision)
         missed = self._correction(option.model, option.device, option.receipt, option.precision, demand)
         return predict(
             option.device, option.receipt, option.profile, option.precision, demand=demand, correction=missed
@@ -476,7 +478,7 @@ class Scope:
             option.model,
             require,
             option.receipt,
-            self.demand(option.profile),
+            self.demand(option.profile, option.state, option.device, option.precision),
             option.where,
             samples=option.model.digest in intent.packs,
         )

@@ -83,6 +83,10 @@ COPY = frozenset(
 )
 
 
+PROCESSOR: Final = "CPUExecutionProvider"
+"""The runtime's own provider for processors, as ONNX Runtime names it: it brings no library and compiles nothing."""
+_X86_64: Final = frozenset({"x86_64", "x86-64", "amd64"})
+"""As `platform.machine` says it on Linux, macOS and Windows, in lower case."""
 _PREPARED_SHARES: Final = {"int8": (8 / 32, 16 / 32), "fp16": (16 / 32, 16 / 32)}
 """By the precision that a node makes of a model in fp32: (its weights, its activations at most) in shares of the bytes
 that they were."""
@@ -121,12 +125,21 @@ def class_of(operator: str) -> OperatorClass:
     return OperatorClass.COPY if operator in COPY else OperatorClass.ELEMENTWISE
 
 
-def demand_of(profile: ModelProfile) -> ModelDemand:
+def works_on_blocks(provider: str, arch: str, precision: str) -> bool:
+    """Whether the runtime keeps tensors of convolutions in blocks of channels there, and copies between layouts: the
+    part that does (`blocked_layout`) is compiled for x86-64 alone. arch: as nodes say it."""
+    return provider == PROCESSOR and arch.lower() in _X86_64 and precision == "fp32"
+
+
+def demand_of(profile: ModelProfile, *, is_blocked: bool = False) -> ModelDemand:
     """The kernels of the profile. Where it knows none, `profile.costs` by class, with the weights split over matrix
-    products and convolutions in proportion to their bytes."""
+    products and convolutions in proportion to their bytes. is_blocked: `works_on_blocks` of where it runs."""
     if profile.kernels:
-        rows = tuple(DemandRow(_kind(each.kind), each.flops, each.bytes, each.weight_bytes) for each in profile.kernels)
-        return ModelDemand(rows, sum(each.launches for each in profile.kernels))
+        rows = [DemandRow(_kind(each.kind), each.flops, each.bytes, each.weight_bytes) for each in profile.kernels]
+        copies = profile.layout_copies if is_blocked else 0
+        if copies:
+            rows.append(DemandRow(OperatorClass.COPY, 0.0, profile.layout_bytes, 0.0))
+        return ModelDemand(tuple(rows), sum(each.launches for each in profile.kernels) + copies)
     flops = dict.fromkeys(OperatorClass, 0.0)
     moved = dict.fromkeys(OperatorClass, 0.0)
     for cost in profile.costs:
@@ -173,6 +186,7 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         reference_shapes=known,
         costs=tuple(scale(cost) for cost in profile.costs),
         kernels=tuple(replace(each, flops=each.flops * ratio, bytes=each.bytes * ratio) for each in profile.kernels),
+        layout_bytes=Bytes(int(profile.layout_bytes * ratio)),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
         run_bytes=Bytes(int(profile.memory_of_run(ratio)) if profile.run_bytes else 0),
         run_growth_bytes=Bytes(int(profile.run_growth_bytes * ratio)),

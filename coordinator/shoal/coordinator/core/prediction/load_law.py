@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.coordinator.core.prediction.demand import PROCESSOR
 from shoal.coordinator.core.prediction.model import Interval
 from shoal.types.profile import ModelProfile
 
@@ -77,8 +78,6 @@ class _Prior(NamedTuple):
     deviation: LoadSizes
 
 
-PROCESSOR: Final = "CPUExecutionProvider"
-"""The runtime's own provider for processors, as ONNX Runtime names it: it brings no library and compiles nothing."""
 _PROCESSOR_MEMORY: Final = _Prior(
     LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
     LoadSizes(1e7, 2e6, 0.5, 0.5, 0.5, 6e3, 0.5, 1e5),

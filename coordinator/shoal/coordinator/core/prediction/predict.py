@@ -44,8 +44,8 @@ def predict(
     batch: most requests that it runs as one, which its memory must hold. Whether that makes them faster, only a worker
     measures, so latency and energy are of requests that run alone.
     measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
-    then, blended in by count. demand: `demand_of(profile)`, where the caller has
-    it already. correction: of the receipt's promise, by what the region measured elsewhere. load: of this batch, by
+    then, blended in by count. demand: `demand_of(profile)` where it runs; without it copies between layouts do not
+    count. correction: of the receipt's promise, by what the region measured elsewhere. load: of this batch, by
     what the region loaded elsewhere. Refuses with
     CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
     """

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from immutables import Map
 
+from shoal.coordinator.core.prediction.demand import PROCESSOR
 from shoal.coordinator.core.prediction.load_law import (
-    PROCESSOR,
     LoadEstimate,
     LoadLaw,
     LoadNeeds,

@@ -9,7 +9,7 @@ from immutables import Map
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
-from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile
+from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile, works_on_blocks
 from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.residuals import Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
@@ -116,5 +116,6 @@ def _residual(
     if one.preparation is not None:
         profile = prepared_profile(profile, one.precision)
     precision = one.precision or profile.precision
-    demand, needs = demand_of(profile), load_needs(profile)
+    is_blocked = works_on_blocks(device.provider, state.node.arch, precision)
+    demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)
     return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, needs)
