@@ -85,3 +85,29 @@ def test_attention_multiplies_what_was_computed() -> None:
 def test_a_gate_and_its_product_are_one_kernel() -> None:
     gate = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
     assert kernels(gate) == {"transcendental": 1}
+
+
+@pytest.mark.parametrize(
+    ("nearest", "factor", "copies"),
+    [("floor", 2.0, 0), ("round_prefer_floor", 2.0, 2), ("floor", 1.5, 2)],
+)
+def test_a_resize_to_so_many_equal_pixels_works_on_blocks(nearest: str, factor: float, copies: int) -> None:
+    """Otherwise what it reads is copied out of blocks, and what it makes into them."""
+    nodes = [
+        helper.make_node("Conv", ["x", "wide"], ["a"]),
+        helper.make_node(
+            "Resize",
+            ["a", "", "scales"],
+            ["b"],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode=nearest,
+        ),
+        helper.make_node("Conv", ["b", "wide"], ["y"]),
+    ]
+    constants = [weight("wide", (32, 32, 1, 1))]
+    constants.append(numpy_helper.from_array(np.array([1, 1, factor, factor], np.float32), "scales"))
+    made = model(nodes, [tensor("x", [1, 32, 8, 8])], [tensor("y", None)], constants).SerializeToString()
+    found = profile_of(made, digest_of(made))
+    assert isinstance(found, ModelProfile), found
+    assert found.layout_copies == 2 + copies, "of x and y as well"

@@ -300,15 +300,15 @@ def _reorders_input(step: Step) -> bool:
 def _is_whole_nearest(step: Step) -> bool:
     """Whether each pixel becomes so many equal ones."""
     given = attributes_of(step.node)
-    if given.get("mode", "nearest") != "nearest" or len(step.inputs) > 3:
+    if given.get("mode", b"nearest") != b"nearest" or len(step.inputs) > 3:
         return False
     if step.node.op_type == "Resize":
-        if given.get("coordinate_transformation_mode", "half_pixel") != "asymmetric":
+        if given.get("coordinate_transformation_mode", b"half_pixel") != b"asymmetric":
             return False
-        if given.get("nearest_mode", "round_prefer_floor") != "floor":
+        if given.get("nearest_mode", b"round_prefer_floor") != b"floor":
             return False
     scales = step.inputs[-1].data
-    if scales is None or scales.size != 4:
+    if scales is None or scales.size != 4 or scales.dtype.kind != "f":
         return False
     batch, channels, *sides = (float(each) for each in scales.reshape(-1))
     return batch == channels == 1 and all(each >= 1 and each.is_integer() for each in sides)
