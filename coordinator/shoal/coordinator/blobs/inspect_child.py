@@ -113,7 +113,11 @@ def inspect(request: InspectionRequest) -> bytes:
 
     allowed = f"at most {request.memory_bytes} bytes of address space"
     try:
-        answer: Any = _read(request)
+        answer = _read(request)
+        if isinstance(answer, bytes):
+            return PACK + answer
+        if not isinstance(answer, Refusal):
+            return PROFILE + bytes(nouns.to_wire(answer).SerializeToString())
     except DecodeError:  # the scan found it well-formed; the parser reports no memory and invalid text alike
         answer = Refusal(
             Code.MODEL_INVALID,
@@ -135,10 +139,7 @@ def inspect(request: InspectionRequest) -> bytes:
             "a model that can be read",
             "export the model again",
         )
-    if isinstance(answer, bytes):
-        return PACK + answer
-    kind = REFUSAL if isinstance(answer, Refusal) else PROFILE
-    return kind + bytes(nouns.to_wire(answer).SerializeToString())
+    return REFUSAL + bytes(nouns.to_wire(answer).SerializeToString())
 
 
 def _read(request: InspectionRequest) -> Any:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnx import helper
 
 from harness.models.synthetic import digest_of, ints, length_delimited_field, model, relu, tensor
 from harness.wait import until
+from shoal.coordinator.blobs import inspect_child
 from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
 from shoal.coordinator.blobs.inspect_child import InspectionRequest, Tensors
 from shoal.coordinator.core.graph import Rules, profile_of
@@ -52,6 +54,17 @@ def slow() -> bytes:
             [ints("t0", [0]), ints("one", [1])],
         ).SerializeToString()
     )
+
+
+def test_a_profile_that_no_message_can_hold_is_a_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = profile_of(RELU, digest_of(RELU))
+    assert isinstance(profile, ModelProfile)
+    monkeypatch.setattr(inspect_child, "_read", lambda request: replace(profile, run_bytes=Bytes(2**70)))
+    answer = inspect_child.inspect(InspectionRequest(digest_of(RELU), 2**30, 10.0, 10.0, Rules()))
+    assert answer.startswith(inspect_child.REFUSAL)
+    assert Code.MODEL_INVALID.encode() in answer
 
 
 async def test_the_child_answers_what_the_core_says(tmp_path: Path) -> None:

@@ -64,6 +64,25 @@ def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
     assert profile(nodes).layout_copies == (groups == 1), "of the result"
 
 
+def test_what_a_graph_inside_a_node_reads_is_not_fused() -> None:
+    """The If reads what the convolution makes, so that Relu has to leave it as it is."""
+    branches = {
+        side: helper.make_graph([helper.make_node(operator, ["a"], [side])], side, [], [tensor(side, None)])
+        for side, operator in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "two"], ["is_large"]),
+        conv("x", "a"),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("If", ["is_large"], ["i"], **branches),
+        helper.make_node("Concat", ["r", "i"], ["y"], axis=1),
+    ]
+    found = kernels(nodes)
+    assert found["elementwise"] == 3, "Greater, Relu, and one of Neg and Abs"
+    assert profile(nodes).layout_copies == 2, "of a for the If, and of r"
+
+
 def test_constants_are_folded_and_views_are_free() -> None:
     nodes = [
         helper.make_node("Mul", ["square", "two"], ["scaled"]),

@@ -101,6 +101,24 @@ def test_the_largest_convolution_is_found_among_equally_intense_ones() -> None:
     assert profile.largest_weight_bytes == 4 * 1000 * 64
 
 
+def test_what_a_kernel_takes_besides_its_tensors_is_bounded_as_well() -> None:
+    """A transposed convolution multiplies into as many columns as it has positions and weights."""
+    made = model(
+        [
+            helper.make_node("ConstantOfShape", ["sides"], ["w"]),
+            helper.make_node("ConvTranspose", ["x", "w"], ["y"], pads=[39_000] * 4),
+        ],
+        [tensor("x", [1, 1, 80_000, 80_000])],
+        [tensor("y", None)],
+        [ints("sides", [1, 1, 70_000, 70_000])],
+    )
+    content = made.SerializeToString()
+    refused = profile_of(content, digest_of(content))
+    assert isinstance(refused, Refusal)
+    assert refused.code is Code.MODEL_INVALID
+    assert "absurd size" in refused.remedy
+
+
 def test_without_weights_the_precision_is_that_of_the_input() -> None:
     half = model(chain("Relu"), [tensor("t0", [2], TensorProto.FLOAT16)], [tensor("t1", [2], TensorProto.FLOAT16)])
     assert profile_model(half).precision == "fp16"

@@ -192,3 +192,19 @@ def test_each_further_request_takes_what_four_take_more_than_one() -> None:
     found = run_bytes(tasks, [Tensor("y")])
     assert found.one_bytes == 3 * 400 * KIB
     assert found.growth_bytes == 3 * 400 * KIB
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ConvTranspose", "x", to="y")],
+        [node("ConvTranspose", to="y")],
+        [node("Transpose", to="y", perm=[0, 2, 3, 1])],
+        [node("Conv", to="y"), node("Relu", "y", to="z")],
+        [node("MatMul", "x", to="y"), helper.make_node("Add", ["y"], [])],
+    ],
+)
+def test_nodes_without_the_inputs_or_outputs_that_they_need_are_kernels_like_any_other(nodes: list[NodeProto]) -> None:
+    """Whoever made the graph chose them; the runtime refuses it later."""
+    shapes = alike("xyz", (1, 16, 8, 8))
+    assert len(lower(nodes, shapes, "y", absorbed=(1,))) in (1, 2)

@@ -17,7 +17,7 @@ from shoal.coordinator.core.graph.contents import domain_of, input_names
 from shoal.coordinator.core.graph.flops import VIEWS
 from shoal.coordinator.core.graph.infer import attributes_of
 from shoal.coordinator.core.graph.run_memory import Made, Task, Tensor
-from shoal.coordinator.core.graph.values import Value
+from shoal.coordinator.core.graph.values import UNKNOWN, Value
 
 _BLOCK: Final = 16
 """Channels of one block with AVX-512 (core/mlas/lib/platform.cpp). With AVX2 they are 8, which pads less."""
@@ -112,7 +112,8 @@ class _Lowering:
         # By tensor; those that are not there are `NAMED`.
         self._open = dict(inputs)
         self._results = tuple(results)
-        self._readers = Counter(name for step in steps for name in step.node.input)
+        # Reads by the graphs inside a node count too: what they read is no kernel's own.
+        self._readers = Counter(name for step in steps for name in input_names(step.node))
         self._readers.update(self._results)
         # By tensor: the kernel that makes it.
         self._makers = dict[str, _Kernel]()
@@ -130,7 +131,7 @@ class _Lowering:
             self._open |= dict.fromkeys(step.node.output, self._open_axes(step))
             if step.outputs and all(value.constant for value in step.outputs):
                 continue  # folded as the model is loaded
-            if not (step.is_absorbed and self._absorb(step)):
+            if not (step.is_absorbed and step.outputs and self._absorb(step)):
                 self._add(index, step)
         return [*(_task(each) for each in self._kernels), *self._copies()]
 
@@ -209,8 +210,8 @@ class _Lowering:
                 kernel.reusable = [each._replace(is_blocked=True) for each in reusable]
             self._blocked.add(node.output[0])
             kernel.made[0] = self._made(node.output[0], step.outputs[0], is_blocked=True)
-        elif is_own and node.op_type == "Transpose" and node.input[0] in self._blocked and _puts_channels_last(step):
-            kernel.reads = [Tensor(node.input[0], True)]
+        elif is_own and node.op_type == "Transpose" and _puts_channels_last(step):
+            kernel.reads = [each._replace(is_blocked=each.name in self._blocked) for each in reads]
         elif is_own and node.op_type == "ConvTranspose":
             kernel.workspace_bytes += _columns_bytes(step)
         self._kernels.append(kernel)
@@ -321,7 +322,7 @@ def _puts_channels_last(step: Step) -> bool:
 
 def _columns_bytes(step: Step) -> int:
     """What a transposed convolution multiplies into before it adds up the results (conv_transpose.cc)."""
-    weights, x = step.inputs[1].shape, step.inputs[0].shape
+    x, weights = (value.shape for value in (*step.inputs, UNKNOWN, UNKNOWN)[:2])
     if weights is None or x is None:
         return 0
     return 4 * math.prod(weights[1:]) * math.prod(x[2:])

@@ -11,7 +11,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from shoal.coordinator.core.graph.contents import domain_of
+from shoal.coordinator.core.graph.contents import domain_of, input_names
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite
 
 _CONVOLUTIONS: Final = frozenset(
@@ -100,7 +100,7 @@ def intensity_of(flops: float, moved: float) -> int:
 
 def absorbed_nodes(nodes: Sequence[NodeProto], results: Collection[str]) -> frozenset[int]:
     """By index: nodes that become part of the kernel of an earlier one, which computes their input for them alone."""
-    readers = Counter(name for node in nodes for name in node.input)
+    readers = Counter(name for node in nodes for name in input_names(node))
     readers.update(results)
     maker = {name: index for index, node in enumerate(nodes) for name in node.output}
     # By index of a node that is absorbed: that of the first node of its kernel.
