@@ -127,7 +127,8 @@ class ModelProfile:
     # What a load copies of constants beside the usual: those in Constant nodes once, and those of graphs inside nodes
     # twice for each level. 0 in a profile of an older version.
     copied_bytes: Bytes = Bytes(0)
-    # What each further request of a batch takes beside `run_bytes`; 0 in a profile of an older version: as much again.
+    # What each further request of a batch of up to 32 takes at most beside `run_bytes`; 0 in a profile of an older
+    # version: as much again.
     run_growth_bytes: Bytes = Bytes(0)
     # Size of the largest weight of a convolution; 0 without any, and in a profile of an older version.
     largest_convolution_bytes: Bytes = Bytes(0)

@@ -81,6 +81,15 @@ def test_memory_is_the_stated_bound() -> None:
     assert predict_cpu(newer, batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 2 * 24 * MIB
 
 
+def test_a_batch_takes_more_than_the_warm_up_by_as_much_as_runs_take_of_their_bytes() -> None:
+    model = replace(profile(), run_bytes=Bytes(6 * MIB), run_growth_bytes=Bytes(4 * MIB))
+    alone, together = (predict_cpu(model, batch=batch, measured=warm()).memory_bytes for batch in (1, 8))
+    assert together.mid - alone.mid == pytest.approx(1.25 * 7 * 4 * MIB)
+    assert together.high - alone.high == pytest.approx(2 * 7 * 4 * MIB)
+    older = predict_cpu(batch=8, measured=warm()).memory_bytes
+    assert older.high - alone.high == pytest.approx(7 * 4 * MIB), "of its live tensors"
+
+
 def test_what_is_committed_holds_a_file_that_is_mostly_one_convolution() -> None:
     """The file as it was read, its tensors, the weights in a new order, and the largest of them through three copies:
     23 MB took 139 MB."""

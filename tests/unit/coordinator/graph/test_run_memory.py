@@ -8,7 +8,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from harness.models.synthetic import tensor
 from shoal.coordinator.core.graph.blocked_layout import OpenAxes, Step, open_axes_of, tasks_of
-from shoal.coordinator.core.graph.run_memory import Task, Tensor, execution_order, run_bytes
+from shoal.coordinator.core.graph.run_memory import RunBytes, Task, Tensor, execution_order, run_bytes
 from shoal.coordinator.core.graph.values import Value
 
 KIB = 2**10
@@ -185,13 +185,29 @@ def test_a_tensor_with_a_peculiar_name_is_a_tensor_like_any_other() -> None:
     assert bytes_of(nodes, shapes, "y") > 0
 
 
-def test_each_further_request_takes_what_four_take_more_than_one() -> None:
+def test_each_further_request_takes_what_a_batch_takes_more_than_one() -> None:
     """Regions of 1, 2, 4 MiB: three tensors of 400 KiB fit into two of them, those of 1.6 MiB need three."""
     nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
     tasks = lower(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
     found = run_bytes(tasks, [Tensor("y")])
     assert found.one_bytes == 3 * 400 * KIB
     assert found.growth_bytes == 3 * 400 * KIB
+
+
+def test_a_batch_that_shares_fewer_blocks_than_four_requests_do_is_not_under() -> None:
+    """Three further requests take 0.5 MiB each, since the last tensors fit into what the first left. Of seven they no
+    longer do."""
+    sizes = {"a": 100, "b": 400, "c": 200, "y": 200}
+    nodes = [node("Erf", before, to=after) for before, after in pairwise(["x", *sizes])]
+
+    def found(requests: int) -> RunBytes:
+        shapes: Shapes = {name: (requests * kib * KIB // 4,) for name, kib in sizes.items()}
+        return run_bytes(lower(nodes, shapes, "y"), [Tensor("y")])
+
+    one = found(1)
+    assert found(4).one_bytes == 2400 * KIB
+    for requests in (2, 4, 8, 16, 32, 64):
+        assert one.one_bytes + one.growth_bytes * (requests - 1) >= found(requests).one_bytes
 
 
 @pytest.mark.parametrize(

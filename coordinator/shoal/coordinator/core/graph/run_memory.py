@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from shoal.coordinator.core.graph.arena import Arena
 
-_MANY: Final = 4
+_BATCHES: Final = (2, 4, 8, 16, 32)
 _Shape = tuple[int, ...]
 
 
@@ -65,12 +65,13 @@ NOTHING: Final = RunBytes(0, 0)
 
 def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> RunBytes:
     """What the caller holds, inputs and weights, takes none. Regions double, so what a run takes is not in proportion
-    to its requests: growth is that from one to `_MANY`."""
+    to its requests: growth is the most of those from one to each of `_BATCHES`."""
     results = tuple(results)
     ordered = execution_order(tasks, results)
     plan = _Plan(ordered, results)
-    one, many = (_touched_bytes(ordered, plan, requests) for requests in (1, _MANY))
-    return RunBytes(one, max(0, many - one) // (_MANY - 1))
+    one = _touched_bytes(ordered, plan, 1)
+    growths = (-(-(_touched_bytes(ordered, plan, count) - one) // (count - 1)) for count in _BATCHES)
+    return RunBytes(one, max(0, *growths))
 
 
 def _touched_bytes(ordered: Sequence[Task], plan: "_Plan", requests: int) -> int:

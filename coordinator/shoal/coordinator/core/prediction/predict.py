@@ -103,13 +103,17 @@ def _from_roofline(
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
     """Equation 4. The upper end of the interval is what is committed."""
-    run = profile.memory_of_run(batch)
-    of_run = RUN_BYTES if profile.run_bytes else Interval(1.0, 1.0, 1.0)  # of an older profile: its live tensors
+    run, of_run = profile.memory_of_run(batch), _run_bytes(profile)
     low, mid, high = (file * profile.size_bytes for file in FILE_BYTES)
     # A file that is one convolution of many weights takes six times its size.
     of_file = Interval(low, mid, max(high, file_bytes_at_peak(profile)))
     ends = zip(PROCESS_BYTES, of_file, of_run, strict=True)
     return Interval(*(fixed + file + each * run for fixed, file, each in ends))
+
+
+def _run_bytes(profile: ModelProfile) -> Interval:
+    """Of an older profile, as many as its live tensors."""
+    return RUN_BYTES if profile.run_bytes else Interval(1.0, 1.0, 1.0)
 
 
 def _from_measurement(
@@ -136,12 +140,15 @@ def _from_measurement(
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
     p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
-    memory = measured.memory_bytes + profile.memory_of_run(batch) - profile.memory_of_run()
+    memory = _within(measured.memory_bytes, spread)
+    # The warm-up is of one request; what others take beside it is still a prediction.
+    further = profile.memory_of_run(batch) - profile.memory_of_run()
+    ends = zip(memory, _run_bytes(profile), strict=True)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
         latency_p50_s=_within(p50, half),
         latency_p95_s=_within(max(p95, p50), half),
-        memory_bytes=_within(memory, spread),
+        memory_bytes=Interval(*(one + each * further for one, each in ends)),
         load_s=_within(measured.load_s, max(spread, 0.5)),
         # Faster than its link: then the link is another than it says, or not all weights pass it.
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
