@@ -74,6 +74,11 @@ attention: products of what was computed; pointwise: a convolution with a kernel
 of several channels, and of one; transcendental: exponentials and the like; reduction: softmax, norms, sums."""
 
 
+PROFILE_VERSION: Final = 1
+"""Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed
+again as a model is pushed again."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
     """What the graph of one model says, by the model's digest."""
@@ -138,6 +143,8 @@ class ModelProfile:
     layout_copies: int = 0
     # What they read and write.
     layout_bytes: Bytes = Bytes(0)
+    # `PROFILE_VERSION` of what computed it; 0 in a profile of an older version.
+    version: int = 0
 
     def memory_of_run(self, batch: float = 1) -> float:
         """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request

@@ -46,7 +46,7 @@ from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.latency import Counts, bucket_of
 from shoal.types.migration import Against, MigrationRule, PackRef, Recording, Verdict
-from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.profile import PROFILE_VERSION, ModelProfile, OperatorCost
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Joules, PerSecond, Seconds, UsdPerHour, Wall, Watts
 from shoal.types.workload import (
@@ -174,6 +174,7 @@ def profile(digest: str = DIGEST, *, size: int = 10 * MIB, flops: float = 1e9, p
         activation_bytes=Bytes(4 * MIB),
         confident=True,
         metadata={},
+        version=PROFILE_VERSION,
     )
 
 

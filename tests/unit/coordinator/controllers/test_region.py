@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
+from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import WorkloadKey
@@ -625,3 +626,38 @@ async def test_a_document_of_a_newer_version_is_refused_and_nothing_is_changed(w
     assert "Workload default/reader" in refused.value.refusal.found
     assert "'novel' in spec" in refused.value.refusal.found
     assert await world.store.scan("") == before
+
+
+async def test_a_model_that_is_pushed_again_is_inspected_again_if_an_older_version_did(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs as well: at the shapes that it was placed at. Then it is known, and its bytes are not read."""
+    await place_agent(world)
+    older = world.region.workloads.catalog.models[DIGEST].profile
+    asked, inspect = list[Mapping[str, tuple[int, ...]]](), world.models.inspect
+
+    async def inspect_newly(
+        path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> ModelProfile:
+        asked.append(shapes or {})
+        return replace(await inspect(path, digest, shapes), version=PROFILE_VERSION, largest_weight_bytes=Bytes(700))
+
+    monkeypatch.setattr(world.models, "inspect", inspect_newly)
+    for _ in range(2):
+        await world.push()
+        profile = world.region.workloads.catalog.models[DIGEST].profile
+        assert profile == replace(older, version=PROFILE_VERSION, largest_weight_bytes=Bytes(700))
+    assert asked == [older.reference_shapes]
+    (record,) = await world.store.scan("models/")
+    assert b'"largest_weight_bytes":700' in record.value
+
+
+async def test_a_profile_at_other_shapes_replaces_none_that_something_runs_by(world: RegionFixture) -> None:
+    await place_agent(world)
+    before = world.region.workloads.catalog.models[DIGEST].profile
+    other = replace(before, version=PROFILE_VERSION, reference_shapes={"x": (1, 3, 96, 96)})
+    kept = await world.region.models.keep(other, "ocr", DIGEST, actor="test")
+    assert kept.model.profile == before
+    with pytest.raises(ShoalError) as refused:
+        await world.region.models.keep(other, "ocr", DIGEST, actor="test", has_shapes=True)
+    assert refused.value.code is Code.IN_USE

@@ -18,7 +18,7 @@ from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND, MOST_WARM_
 from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule
-from shoal.types.profile import KernelCost
+from shoal.types.profile import PROFILE_VERSION, KernelCost
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
 
 
@@ -141,6 +141,21 @@ def test_a_ratio_of_an_older_version_is_computed_again_while_the_replica_runs() 
     found = remember_warm_ups(region.world(), "abc", {each.key: each for each in region.intents})
     assert found.trials == frozenset(before)
     assert [repr(each) for each in found.residuals.values()] == [repr(each) for each in before.values()]
+
+
+def test_a_ratio_is_computed_again_where_a_model_has_a_newer_profile() -> None:
+    region = region_of()
+    region.run(5)
+    newer = replace(region.profiles[DIGEST], version=PROFILE_VERSION + 1, size_bytes=Bytes(2 * 2**20))
+    region.profiles = {**region.profiles, DIGEST: newer}
+    intents = {each.key: each for each in region.intents}
+    found = remember_warm_ups(region.world(), "abc", intents)
+    ((trial, learnt),) = found.residuals.items()
+    assert found.trials == {trial}
+    assert learnt.load_sizes is not None
+    assert learnt.load_sizes.other_bytes == 2 * 2**20
+    known = replace(region.world(), memory=replace(region.memory, residuals=found.residuals))
+    assert remember_warm_ups(known, "abc", intents).trials == frozenset()
 
 
 def test_what_an_older_version_knew_of_a_load_stays_where_no_receipt_promises_anything() -> None:

@@ -26,7 +26,7 @@ from shoal.coordinator.ports import Blobs, Inspector
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
 from shoal.types.migration import PACK_BYTES, PackRef
-from shoal.types.profile import ModelProfile
+from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.signature import VerifiedSignature
 from shoal.types.units import Bytes, show_bytes
 
@@ -95,16 +95,21 @@ class ModelsController:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> ModelProfile | None:
         """The first half of a push, which a caller may abort: verifies the bytes and returns their profile. None: the
-        model is known already. shapes: by input, those that its costs are counted at and it is warmed up with.
+        model is known already, and no older version computed its profile. shapes: by input, those that its costs are
+        counted at and it is warmed up with.
         """
         if name:
             check_name(name, "model name")
         if signature:
             self._check_signature(signature, digest)
         if digest in self._catalog().models and await self._blobs.stat(digest) is not None:
-            if not shapes or self._is_counted_at(digest, shapes):
+            profile = self._catalog().models[digest].profile
+            if shapes and not self._is_counted_at(digest, shapes):
+                self._check_unused(digest)
+            elif profile.version >= PROFILE_VERSION:
                 return None
-            self._check_unused(digest)
+            else:
+                shapes = profile.reference_shapes  # what runs was placed at these
         return await self._ingest(size, digest, chunks, shapes)
 
     def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -236,9 +241,12 @@ class ModelsController:
                     model = ModelRecord(digest, (), self._clock.wall(), actor, profile, guest_of=guest_of)
                 else:
                     model = known if guest_of else replace(known, guest_of="")
-                if has_shapes and profile is not None and model.profile != profile:
-                    self._check_unused(digest)
-                    model = replace(model, profile=profile)
+                if profile is not None and model.profile != profile:
+                    is_alike = profile.reference_shapes == model.profile.reference_shapes
+                    if has_shapes and not is_alike:
+                        self._check_unused(digest)
+                    if has_shapes or (is_alike and profile.version > model.profile.version):
+                        model = replace(model, profile=profile)
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
                 if signed is not None:

@@ -39,6 +39,7 @@ _MOST_WAIT: Final = 1000.0
 _UNSEEN: Final[Mapping[str, Any]] = {
     "log_ratio": 0.0, "log_ratio_of_sum": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0,
     "load_cpu_s": 0.0, "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
+    "profile_version": 0,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005

@@ -60,6 +60,8 @@ class Residual:
     # Natural logarithm of measured over promised seconds, of a roofline whose arithmetic and movement add up, as `mix`
     # is; NaN in a record of an older version, of which memory and load count alone.
     log_ratio_of_sum: float = math.nan
+    # `ModelProfile.version` of the profile that promised it.
+    profile_version: int = 0
 
     @property
     def is_of_sum(self) -> bool:
@@ -84,6 +86,7 @@ def residual_of(
     demand: ModelDemand,
     measured: Measured,
     needs: LoadNeeds | None = None,
+    profile_version: int = 0,
 ) -> Residual | None:
     """None where the receipt promises nothing, or the measurement is none that could be."""
     measured_s = measured.latency_p50_s
@@ -99,6 +102,7 @@ def residual_of(
         *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
         ratio,
+        profile_version,
     )
     return found if found.is_plausible else None
 

@@ -14,6 +14,7 @@ from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.residuals import Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
+from shoal.types.profile import ModelProfile
 from shoal.types.workload import Intent, WorkloadKey
 
 MOST_OF_A_KIND: Final = 8
@@ -56,13 +57,13 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             # By repr, because NaN (unknown joules) is not equal to itself.
             is_same = before is observed.measured or repr(before) == repr(observed.measured)
             seen = residuals.get(trial)
-            if is_same and (seen is None or (seen.is_plausible and seen.is_of_sum)):
+            if is_same and (seen is None or _is_current(seen, world.profiles.get(observed.model))):
                 later = with_service(seen, observed.measured, observed.served) if seen is not None else None
                 if later is not None and later is not seen:
                     residuals = residuals.set(trial, later)
                     changed.add(trial)
                 continue
-            # New, or of an older version, with other operator classes or another roofline.
+            # New, or of an older version, with other operator classes, another roofline or another profile.
             residual = None if one is None else _residual(world, state, one, observed, intents.get(one.workload))
             if is_same and residual is None and seen is not None and seen.is_plausible:
                 continue  # what is known of its load stays, until a receipt says what the device promises
@@ -83,6 +84,11 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             residuals = residuals.delete(trial) if trial in residuals else residuals
             changed.add(trial)
     return WarmUps(known, residuals, frozenset(changed))
+
+
+def _is_current(seen: Residual, profile: ModelProfile | None) -> bool:
+    is_of_profile = profile is None or seen.profile_version == profile.version
+    return seen.is_plausible and seen.is_of_sum and is_of_profile
 
 
 def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual) -> Trial | None:
@@ -118,4 +124,4 @@ def _residual(
     precision = one.precision or profile.precision
     is_blocked = works_on_blocks(device.provider, state.node.arch, precision)
     demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)
-    return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, needs)
+    return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, needs, profile.version)
