@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from shoal.types.units import Bytes
@@ -74,6 +75,8 @@ attention: products of what was computed; pointwise: a convolution with a kernel
 of several channels, and of one; transcendental: exponentials and the like; reduction: softmax, norms, sums."""
 
 
+RUN_BATCHES: Final = (2, 4, 8, 16, 32)
+"""Requests that run as one, of which a profile knows the memory."""
 PROFILE_VERSION: Final = 1
 """Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed
 again as a model is pushed again."""
@@ -145,13 +148,25 @@ class ModelProfile:
     layout_bytes: Bytes = Bytes(0)
     # `PROFILE_VERSION` of what computed it; 0 in a profile of an older version.
     version: int = 0
+    # What one run of each of `RUN_BATCHES` takes; empty in a profile of an older version, of which `run_growth_bytes`
+    # tells.
+    batch_run_bytes: tuple[Bytes, ...] = ()
 
     def memory_of_run(self, batch: float = 1) -> float:
         """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request
-        that is smaller than the reference shapes."""
+        that is smaller than the reference shapes. Between two batches that are known a further request takes what it
+        does in the one where it takes more."""
         one = self.run_bytes or self.activation_bytes
         growth = self.run_growth_bytes or one
-        return one * batch if batch < 1 else one + growth * (batch - 1)
+        if batch < 1:
+            return one * batch
+        known = [(1, one), *zip(RUN_BATCHES, self.batch_run_bytes, strict=False)]
+        for (below, least), (above, most) in pairwise(known):
+            if batch <= above:
+                grown = max((least - one) / (below - 1) if below > 1 else 0.0, (most - one) / (above - 1))
+                return min(one + grown * (batch - 1), max(least, most))
+        last, most = known[-1]
+        return most + growth * (batch - last)
 
     @property
     def flops(self) -> float:

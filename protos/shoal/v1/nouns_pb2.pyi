@@ -874,6 +874,7 @@ class ModelProfile(_message.Message):
     LAYOUT_COPIES_FIELD_NUMBER: _builtins.int
     LAYOUT_BYTES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    BATCH_RUN_BYTES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -911,6 +912,8 @@ class ModelProfile(_message.Message):
     def operands(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     @_builtins.property
     def kernels(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelCost]: ...
+    @_builtins.property
+    def batch_run_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -941,10 +944,11 @@ class ModelProfile(_message.Message):
         layout_copies: _builtins.int = ...,
         layout_bytes: _builtins.int = ...,
         version: _builtins.int = ...,
+        batch_run_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "copied_bytes", b"copied_bytes", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_convolution_bytes", b"largest_convolution_bytes", "largest_weight_bytes", b"largest_weight_bytes", "layout_bytes", b"layout_bytes", "layout_copies", b"layout_copies", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "run_bytes", b"run_bytes", "run_growth_bytes", b"run_growth_bytes", "size_bytes", b"size_bytes", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "batch_run_bytes", b"batch_run_bytes", "below", b"below", "confident", b"confident", "copied_bytes", b"copied_bytes", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_convolution_bytes", b"largest_convolution_bytes", "largest_weight_bytes", b"largest_weight_bytes", "layout_bytes", b"layout_bytes", "layout_copies", b"layout_copies", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "run_bytes", b"run_bytes", "run_growth_bytes", b"run_growth_bytes", "size_bytes", b"size_bytes", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -90,6 +90,28 @@ def test_a_batch_takes_more_than_the_warm_up_by_as_much_as_runs_take_of_their_by
     assert older.high - alone.high == pytest.approx(7 * 4 * MIB), "of its live tensors"
 
 
+def test_a_batch_takes_what_the_profile_says_of_it_and_between_two_no_less_than_either() -> None:
+    batches = tuple(Bytes(mib * MIB) for mib in (7, 9, 40, 80, 160))
+    model = replace(profile(), run_bytes=Bytes(6 * MIB), run_growth_bytes=Bytes(5 * MIB), batch_run_bytes=batches)
+    known = {1: 6, 2: 7, 4: 9, 8: 40, 16: 80, 32: 160}
+    assert {each: model.memory_of_run(each) / MIB for each in known} == pytest.approx(known)
+    assert model.memory_of_run(3) == pytest.approx(8 * MIB)
+    assert model.memory_of_run(5) == pytest.approx((6 + 4 * 34 / 7) * MIB), "as of eight"
+    assert model.memory_of_run(64) == pytest.approx((160 + 32 * 5) * MIB)
+    assert model.memory_of_run(0.5) == pytest.approx(3 * MIB)
+    older = replace(model, batch_run_bytes=())
+    assert older.memory_of_run(8) == pytest.approx((6 + 7 * 5) * MIB)
+    shaped = replace(model, inputs=(TensorSpec("x", "FP32", (-1, 3, 224, 224)),))
+    doubled = at_shapes(shaped, {"x": (2, 3, 224, 224)})
+    assert [doubled.memory_of_run(each) / MIB for each in (1, 2, 4)] == pytest.approx([7, 9, 40])
+
+
+@given(st.lists(st.integers(0, 2**40), max_size=8), st.integers(0, 2**40), st.integers(1, 70_000))
+def test_any_profile_has_a_memory_of_any_batch(batches: list[int], one: int, batch: int) -> None:
+    model = replace(profile(), run_bytes=Bytes(one), batch_run_bytes=tuple(map(Bytes, batches)))
+    assert 0 <= model.memory_of_run(batch) < math.inf
+
+
 def test_what_is_committed_holds_a_file_that_is_mostly_one_convolution() -> None:
     """The file as it was read, its tensors, the weights in a new order, and the largest of them through three copies:
     23 MB took 139 MB."""

@@ -10,6 +10,7 @@ from harness.models.synthetic import tensor
 from shoal.coordinator.core.graph.blocked_layout import OpenAxes, Step, open_axes_of, tasks_of
 from shoal.coordinator.core.graph.run_memory import RunBytes, Task, Tensor, execution_order, run_bytes
 from shoal.coordinator.core.graph.values import Value
+from shoal.types.profile import RUN_BATCHES
 
 KIB = 2**10
 Shapes = dict[str, tuple[int, ...]]
@@ -206,6 +207,7 @@ def test_a_batch_that_shares_fewer_blocks_than_four_requests_do_is_not_under() -
 
     one = found(1)
     assert found(4).one_bytes == 2400 * KIB
+    assert one.batch_bytes == tuple(found(requests).one_bytes for requests in RUN_BATCHES)
     for requests in (2, 4, 8, 16, 32, 64):
         assert one.one_bytes + one.growth_bytes * (requests - 1) >= found(requests).one_bytes
 

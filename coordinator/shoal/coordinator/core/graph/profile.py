@@ -25,7 +25,7 @@ from shoal.coordinator.core.graph.scan import scan
 from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, value_from_constant
 from shoal.coordinator.core.graph.walk import GraphContext, GraphRun, run_graph
 from shoal.types.codes import Code, Refusal
-from shoal.types.profile import PROFILE_VERSION, KernelCost, ModelProfile, OperatorCost, TensorSpec
+from shoal.types.profile import PROFILE_VERSION, RUN_BATCHES, KernelCost, ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes, show_bytes
 
 _INTEGERS: Final = frozenset(dtype for dtype, name in OIP.items() if name.startswith(("INT", "UINT")))
@@ -107,6 +107,9 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
         layout_copies=ran.tally.layout_copies,
         layout_bytes=Bytes(ran.tally.layout_bytes),
         version=PROFILE_VERSION,
+        batch_run_bytes=tuple(
+            Bytes(count * input_bytes + taken) for count, taken in zip(RUN_BATCHES, ran.arena.batch_bytes, strict=True)
+        ),
         copied_bytes=Bytes(sum(each.bytes * each.copies for each in each_weight)),
     )
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from shoal.coordinator.core.graph.arena import Arena
+from shoal.types.profile import RUN_BATCHES
 
-_BATCHES: Final = (2, 4, 8, 16, 32)
 _Shape = tuple[int, ...]
 
 
@@ -56,22 +56,25 @@ class RunBytes(NamedTuple):
 
     # Of one request.
     one_bytes: int
-    # Of each further one that runs with it.
+    # Of each further one that runs with it, at most.
     growth_bytes: int
+    # Of each of `RUN_BATCHES`.
+    batch_bytes: tuple[int, ...]
 
 
-NOTHING: Final = RunBytes(0, 0)
+NOTHING: Final = RunBytes(0, 0, ())
 
 
 def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> RunBytes:
     """What the caller holds, inputs and weights, takes none. Regions double, so what a run takes is not in proportion
-    to its requests: growth is the most of those from one to each of `_BATCHES`."""
+    to its requests."""
     results = tuple(results)
     ordered = execution_order(tasks, results)
     plan = _Plan(ordered, results)
     one = _touched_bytes(ordered, plan, 1)
-    growths = (-(-(_touched_bytes(ordered, plan, count) - one) // (count - 1)) for count in _BATCHES)
-    return RunBytes(one, max(0, *growths))
+    batches = tuple(_touched_bytes(ordered, plan, count) for count in RUN_BATCHES)
+    growths = (-(-(many - one) // (count - 1)) for count, many in zip(RUN_BATCHES, batches, strict=True))
+    return RunBytes(one, max(0, *growths), batches)
 
 
 def _touched_bytes(ordered: Sequence[Task], plan: "_Plan", requests: int) -> int:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal.types.assignment import Work
-from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.profile import RUN_BATCHES, ModelProfile, OperatorCost
 from shoal.types.units import Bytes
 
 
@@ -190,6 +190,10 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
         run_bytes=Bytes(int(profile.memory_of_run(ratio)) if profile.run_bytes else 0),
         run_growth_bytes=Bytes(int(profile.run_growth_bytes * ratio)),
+        batch_run_bytes=tuple(
+            Bytes(int(profile.memory_of_run(count * ratio)))
+            for count, _ in zip(RUN_BATCHES, profile.batch_run_bytes, strict=False)
+        ),
     )
 
 
