@@ -75,7 +75,7 @@ attention: products of what was computed; pointwise: a convolution with a kernel
 of several channels, and of one; transcendental: exponentials and the like; reduction: softmax, norms, sums."""
 
 
-RUN_BATCHES: Final = (2, 4, 8, 16, 32)
+RUN_BATCHES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Requests that run as one, of which a profile knows the memory."""
 PROFILE_VERSION: Final = 1
 """Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed

@@ -91,12 +91,12 @@ def test_a_batch_takes_more_than_the_warm_up_by_as_much_as_runs_take_of_their_by
 
 
 def test_a_batch_takes_what_the_profile_says_of_it_and_between_two_no_less_than_either() -> None:
-    batches = tuple(Bytes(mib * MIB) for mib in (7, 9, 40, 80, 160))
+    batches = tuple(Bytes(mib * MIB) for mib in (7, 8, 9, 10, 40, 60, 80, 120, 160))
     model = replace(profile(), run_bytes=Bytes(6 * MIB), run_growth_bytes=Bytes(5 * MIB), batch_run_bytes=batches)
     known = {1: 6, 2: 7, 4: 9, 8: 40, 16: 80, 32: 160}
     assert {each: model.memory_of_run(each) / MIB for each in known} == pytest.approx(known)
-    assert model.memory_of_run(3) == pytest.approx(8 * MIB)
-    assert model.memory_of_run(5) == pytest.approx((6 + 4 * 34 / 7) * MIB), "as of eight"
+    assert model.memory_of_run(5) == pytest.approx((6 + 4 * 3 / 3) * MIB), "as of four"
+    assert model.memory_of_run(7) == pytest.approx((6 + 6 * 34 / 7) * MIB), "as of eight"
     assert model.memory_of_run(64) == pytest.approx((160 + 32 * 5) * MIB)
     assert model.memory_of_run(0.5) == pytest.approx(3 * MIB)
     older = replace(model, batch_run_bytes=())
