@@ -66,16 +66,16 @@ def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
 
 def test_what_a_graph_inside_a_node_reads_is_not_fused() -> None:
     """The If reads what the convolution makes, so that Relu has to leave it as it is."""
-    branches = {
-        side: helper.make_graph([helper.make_node(operator, ["a"], [side])], side, [], [tensor(side, None)])
-        for side, operator in (("then_branch", "Neg"), ("else_branch", "Abs"))
-    }
+    one, other = (
+        helper.make_graph([helper.make_node(operator, ["a"], [side])], side, [], [tensor(side, None)])
+        for side, operator in (("then", "Neg"), ("else", "Abs"))
+    )
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
         helper.make_node("Greater", ["sum", "two"], ["is_large"]),
         conv("x", "a"),
         helper.make_node("Relu", ["a"], ["r"]),
-        helper.make_node("If", ["is_large"], ["i"], **branches),
+        helper.make_node("If", ["is_large"], ["i"], then_branch=one, else_branch=other),
         helper.make_node("Concat", ["r", "i"], ["y"], axis=1),
     ]
     found = kernels(nodes)
