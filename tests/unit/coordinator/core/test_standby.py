@@ -248,7 +248,7 @@ def test_the_one_that_comes_back_stands_by() -> None:
 
 def test_one_that_is_slower_serves_until_there_is_another_and_is_never_made_the_active_one() -> None:
     region = CoreRegion(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
-    region.intents = (standby_intent(latency_p95_s=Seconds(0.012)),)
+    region.intents = (standby_intent(latency_p95_s=Seconds(0.016)),)
     region.run(10)
     region.agents["a"].up = False
     region.run(20)

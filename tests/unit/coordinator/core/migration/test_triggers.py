@@ -192,14 +192,14 @@ def served_stats(p95: float, requests: int = 1000) -> tuple[Served, ...]:
 def test_estimated_energy_moves_a_replica_by_its_middle_alone(joules: float, moves: bool) -> None:
     """Of 0.7 J other processors would take up to 1.3, which is above the bound."""
     region = CoreRegion(node("edge-1"), node("edge-2"))
-    region.intents = (workload(weights={"latency": 1.0}, limits=Limits(energy=Joules(1.0))),)
+    region.intents = (workload(weights={"latency": 1.0}, limits=Limits(energy=Joules(1.2))),)
     region.run(10)
     (start,) = where(region)
     region.agents[start].served = tuple(replace(each, joules=Joules(1000 * joules)) for each in served_stats(0.02))
     region.run(60)
     assert [each.cause for each in completed_migrations(region)] == [Cause.ENERGY] * moves
     # A new version of the policy that asks nothing else.
-    region.intents = tuple(replace(each, limits=Limits(energy=Joules(1.1))) for each in region.intents)
+    region.intents = tuple(replace(each, limits=Limits(energy=Joules(1.21))) for each in region.intents)
     region.run(20)
     assert (where(region) != [start]) == moves
 
