@@ -172,11 +172,11 @@ def show_gain(gain: float) -> str:
 
 def show_quantity(value: float, dimension: Dimension) -> str:
     """`value` (SI, from parse_quantity) as text that parses back to exactly the same number. It is in the SI unit where
-    that is short, otherwise in the unit that needs the fewest digits. Fractions of a second are in milliseconds, as
-    people write them."""
+    that is short, otherwise in the unit that needs the fewest digits among those that it has at least one of. Fractions
+    of a second are in milliseconds, as people write them."""
     least = 1.0 if dimension is DURATION else 0.1
     space = " " if " " in dimension.example else ""
-    exact: dict[tuple[bool, int, bool, int], str] = {}
+    exact: dict[tuple[bool, bool, int, int], str] = {}
     for unit, factor in dimension.factors.items():
         number = f"{value / factor:.15g}"
         text = f"{number}{space}{unit}"
@@ -184,7 +184,7 @@ def show_quantity(value: float, dimension: Dimension) -> str:
             continue
         plain = factor == 1 and (value == 0 or least <= value < 1000) and len(number) <= 6
         digits = len(number.replace(".", "").strip("0"))
-        exact[not plain, digits, value < factor, len(number)] = text
+        exact[not plain, value < factor, digits, len(number)] = text
     if exact:
         return exact[min(exact)]
     unit, factor = min(dimension.factors.items(), key=lambda item: abs(item[1] - 1.0))
