@@ -201,15 +201,15 @@ def test_a_batch_that_shares_fewer_blocks_than_four_requests_do_is_not_under() -
     sizes = {"a": 100, "b": 400, "c": 200, "y": 200}
     nodes = [node("Erf", before, to=after) for before, after in pairwise(["x", *sizes])]
 
-    def found(requests: int) -> RunBytes:
+    def memory_of(requests: int) -> RunBytes:
         shapes: Shapes = {name: (requests * kib * KIB // 4,) for name, kib in sizes.items()}
         return run_bytes(lower(nodes, shapes, "y"), [Tensor("y")])
 
-    one = found(1)
-    assert found(4).one_bytes == 2400 * KIB
-    assert one.batch_bytes == tuple(found(requests).one_bytes for requests in RUN_BATCHES)
+    one = memory_of(1)
+    assert memory_of(4).one_bytes == 2400 * KIB
+    assert one.batch_bytes == tuple(memory_of(requests).one_bytes for requests in RUN_BATCHES)
     for requests in (2, 4, 8, 16, 32, 64):
-        assert one.one_bytes + one.growth_bytes * (requests - 1) >= found(requests).one_bytes
+        assert one.one_bytes + one.growth_bytes * (requests - 1) >= memory_of(requests).one_bytes
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class CostTally:
     largest_convolution_bytes: int = 0
     # As of `ModelProfile`; of the main graph alone.
     layout_copies: int = 0
+    # Likewise.
     layout_bytes: int = 0
 
     @property
