@@ -1,5 +1,5 @@
-"""A57, A15: what is left of a request that does not arrive whole: nothing, from the moment on at which it is no longer
-charged. Cycles are searched rarely, and a client can end many reads until then."""
+"""A57: nothing is left of a request that does not arrive whole, from the moment on at which it is no longer charged.
+Cycles are searched rarely, and a client can end many reads until then (A15 too)."""
 
 import gc
 from collections.abc import Callable, Iterator
