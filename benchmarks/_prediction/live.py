@@ -243,7 +243,7 @@ def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first
 
 def _demand(case: LiveCase) -> ModelDemand:
     """On this machine."""
-    is_blocked = works_on_blocks(case.device.provider, platform.machine(), case.profile.precision)
+    is_blocked = works_on_blocks(case.device, platform.machine(), case.profile.precision)
     return demand_of(case.profile, is_blocked=is_blocked)
 
 

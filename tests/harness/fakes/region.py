@@ -179,8 +179,8 @@ class RegionFixture:
         await region.start()
         return cls(region, store, sent, clock, models, ids)
 
-    async def push(self) -> None:
-        await self.region.models.push("ocr", Bytes(1000), DIGEST, _bytes(), actor="test")
+    async def push(self, name: str = "ocr") -> None:
+        await self.region.models.push(name, Bytes(1000), DIGEST, _bytes(), actor="test")
 
     async def step(self) -> None:
         await self.region.fleet.tick()

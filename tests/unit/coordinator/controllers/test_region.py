@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import DesiredSet, Status, Version
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import Lease, NodeEvent, NodeEvents, Welcome
 from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.route import Route
@@ -650,6 +651,23 @@ async def test_a_model_that_is_pushed_again_is_inspected_again_if_an_older_versi
     assert asked == [older.reference_shapes]
     (record,) = await world.store.scan("models/")
     assert b'"largest_weight_bytes":700' in record.value
+
+
+@pytest.mark.parametrize(("code", "is_known"), [(Code.MODEL_INVALID, True), (Code.MODEL_DIGEST, False)])
+async def test_a_model_that_is_known_stays_so_where_it_is_not_inspected_again(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, code: Code, is_known: bool
+) -> None:
+    await place_agent(world)
+    before = world.region.workloads.catalog.models[DIGEST]
+
+    async def refuse_all(*_: object) -> ModelProfile:
+        raise refuse(code, "a model", "another one", "push another one")
+
+    monkeypatch.setattr(world.models, "inspect", refuse_all)
+    with nullcontext() if is_known else pytest.raises(ShoalError):
+        await world.push("another-name")
+    assert world.region.workloads.catalog.models[DIGEST].profile == before.profile
+    assert (world.region.workloads.catalog.digest_of("another-name") == DIGEST) is is_known
 
 
 async def test_a_profile_at_other_shapes_replaces_none_that_something_runs_by(world: RegionFixture) -> None:

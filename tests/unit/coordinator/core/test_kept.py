@@ -30,6 +30,7 @@ from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Role
 from shoal.types.migration import MigrationRule
+from shoal.types.profile import KernelCost
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.types.workload import Intent, ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
@@ -794,3 +795,18 @@ def test_what_is_never_ready_keeps_no_other_from_being_prepared(monkeypatch: pyt
     for _ in range(3 * 30):
         learn_and_prepare()
     assert not region.kept._unprepared, "and an end of it"
+
+
+def test_equal_devices_of_two_architectures_are_judged_apart() -> None:
+    """Copies between layouts count on one of them alone (`works_on_blocks`), which makes it too slow."""
+    cpu = device(provider="CPUExecutionProvider")
+    region = CoreRegion(node("a", cpu), replace(node("b", cpu), arch="aarch64"))
+    kernels = (KernelCost("conv", 20, 8e8, 2e7, 1e6),)
+    region.profiles[DIGEST] = replace(
+        region.profiles[DIGEST], kernels=kernels, layout_copies=40, layout_bytes=Bytes(400 * MIB)
+    )
+    region.run(5)
+    region.intents = (intent("w", latency_p95_s=Seconds(0.05)),)
+    region.run(10)
+    assert region.decision is not None
+    assert [each.node for each in region.decision.plan.workloads[0].targets] == ["b"]

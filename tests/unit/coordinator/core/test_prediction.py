@@ -132,22 +132,23 @@ def test_weights_count_as_bytes_that_are_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "arch", "precision", "counts"),
+    ("where", "arch", "precision", "counts"),
     [
-        ("CPUExecutionProvider", "x86_64", "fp32", True),
-        ("CPUExecutionProvider", "amd64", "fp32", True),
-        ("CPUExecutionProvider", "aarch64", "fp32", False),
-        ("CPUExecutionProvider", "x86_64", "int8", False),
-        ("CUDAExecutionProvider", "x86_64", "fp32", False),
-        ("OpenVINOExecutionProvider", "x86_64", "fp32", False),
+        (device(provider="CPUExecutionProvider"), "x86_64", "fp32", True),
+        (device(provider="CPUExecutionProvider"), "amd64", "fp32", True),
+        (device(provider="CPUExecutionProvider"), "aarch64", "fp32", False),
+        (device(provider="CPUExecutionProvider"), "x86_64", "int8", False),
+        (replace(device(provider="CPUExecutionProvider"), emulated=True), "x86_64", "fp32", False),
+        (device(provider="CUDAExecutionProvider"), "x86_64", "fp32", False),
+        (device(provider="OpenVINOExecutionProvider"), "x86_64", "fp32", False),
     ],
 )
 def test_copies_between_layouts_count_where_the_runtime_makes_them(
-    provider: str, arch: str, precision: str, counts: bool
+    where: Device, arch: str, precision: str, counts: bool
 ) -> None:
     kernels = (KernelCost("conv", 2.0, 1e9, 1e7, 1e6),)
     model = replace(profile(), kernels=kernels, layout_copies=3, layout_bytes=Bytes(4_000_000))
-    found = demand_of(model, is_blocked=works_on_blocks(provider, arch, precision))
+    found = demand_of(model, is_blocked=works_on_blocks(where, arch, precision))
     assert found.nodes == 2 + 3 * counts
     by_hand = 1e-5 + 1e-6 + (1e9 / 1e11 + 1.1e7 / 1e10) + counts * (3e-6 + 4e6 / 1e10)
     assert service_seconds(found, RECEIPT.rates, "fp32") == pytest.approx(by_hand)

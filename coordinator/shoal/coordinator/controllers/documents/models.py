@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import structlog
+
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
@@ -31,6 +33,8 @@ from shoal.types.signature import VerifiedSignature
 from shoal.types.units import Bytes, show_bytes
 
 _NOBODY: Final = ""
+
+log: Final = structlog.get_logger("shoal.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,20 @@ class ModelsController:
             elif profile.version >= PROFILE_VERSION:
                 return None
             else:
-                shapes = profile.reference_shapes  # what runs was placed at these
+                return await self._inspect_again(size, digest, chunks, profile)
         return await self._ingest(size, digest, chunks, shapes)
+
+    async def _inspect_again(
+        self, size: Bytes, digest: str, chunks: AsyncIterator[bytes], known: ModelProfile
+    ) -> ModelProfile | None:
+        """At the shapes that what runs was placed at. None: today's rules refuse it, and the model is as it was."""
+        try:
+            return await self._ingest(size, digest, chunks, known.reference_shapes)
+        except ShoalError as error:
+            if error.code is Code.MODEL_DIGEST:
+                raise
+            log.warning("inspection_failed", digest=digest, error=str(error))
+            return None
 
     def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         known = self._catalog().models[digest].profile.reference_shapes

@@ -226,7 +226,7 @@ class Scope:
 
     def demand(self, profile: ModelProfile, state: NodeState, device: Device, precision: str) -> ModelDemand:
         """`demand_of(profile)` on the device, computed once for each model and its shapes."""
-        is_blocked = works_on_blocks(device.provider, state.node.arch, precision)
+        is_blocked = works_on_blocks(device, state.node.arch, precision)
         key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items()), is_blocked
         if key not in self._demands:
             self._demands[key] = demand_of(profile, is_blocked=is_blocked)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from shoal.types.assignment import Work
+from shoal.types.device import Device
 from shoal.types.profile import RUN_BATCHES, ModelProfile, OperatorCost
 from shoal.types.units import Bytes
 
@@ -125,10 +126,11 @@ def class_of(operator: str) -> OperatorClass:
     return OperatorClass.COPY if operator in COPY else OperatorClass.ELEMENTWISE
 
 
-def works_on_blocks(provider: str, arch: str, precision: str) -> bool:
+def works_on_blocks(device: Device, arch: str, precision: str) -> bool:
     """Whether the runtime keeps tensors of convolutions in blocks of channels there, and copies between layouts: the
-    part that does (`blocked_layout`) is compiled for x86-64 alone. arch: as nodes say it."""
-    return provider == PROCESSOR and arch.lower() in _X86_64 and precision == "fp32"
+    part that does (`blocked_layout`) is compiled for x86-64 alone. What a device emulates is another runtime's. arch:
+    as nodes say it."""
+    return device.provider == PROCESSOR and not device.emulated and arch.lower() in _X86_64 and precision == "fp32"
 
 
 def demand_of(profile: ModelProfile, *, is_blocked: bool = False) -> ModelDemand:

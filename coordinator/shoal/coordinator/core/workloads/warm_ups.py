@@ -122,6 +122,6 @@ def _residual(
     if one.preparation is not None:
         profile = prepared_profile(profile, one.precision)
     precision = one.precision or profile.precision
-    is_blocked = works_on_blocks(device.provider, state.node.arch, precision)
+    is_blocked = works_on_blocks(device, state.node.arch, precision)
     demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)
     return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, needs, profile.version)
