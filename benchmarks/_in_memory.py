@@ -1,8 +1,12 @@
 """One end of a connection without a socket."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from shoal.agent.frames.format import Frame, FrameReader
+
+LARGEST_FRAME: Final = 2**25
 
 
 class Sink(asyncio.Transport):
@@ -41,7 +45,7 @@ class Sink(asyncio.Transport):
     def abort(self) -> None: ...
 
 
-def feed(receiver: asyncio.BufferedProtocol, data: bytes) -> None:
+def deliver(receiver: asyncio.BufferedProtocol, data: bytes) -> None:
     """The bytes arrive, as many at a time as the receiver has room for."""
     view = memoryview(data)
     while view:
@@ -50,3 +54,16 @@ def feed(receiver: asyncio.BufferedProtocol, data: bytes) -> None:
         room[:size] = view[:size]
         receiver.buffer_updated(size)
         view = view[size:]
+
+
+def frames_in(reader: FrameReader, data: bytes) -> Iterator[Frame]:
+    """The frames that end in these bytes."""
+    view = memoryview(data)
+    while view:
+        room = reader.buffer()
+        size = min(len(room), len(view))
+        room[:size] = view[:size]
+        reader.on_received(size)
+        view = view[size:]
+        while (frame := reader.next_frame(LARGEST_FRAME)) is not None:
+            yield frame

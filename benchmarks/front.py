@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from _builds import run
-from _in_memory import Sink, feed
+from _in_memory import Sink, deliver, frames_in
 from transport import requests_of
 
 from shoal.agent.clock import SystemClock
@@ -136,22 +136,14 @@ class _Worker:
         self._waiting: list[Frame] = []
 
     def on_write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            room = self._reader.buffer()
-            size = min(len(room), len(view))
-            room[:size] = view[:size]
-            self._reader.on_received(size)
-            view = view[size:]
-            while (frame := self._reader.next_frame(2**25)) is not None:
-                self._waiting.append(frame)
+        self._waiting += frames_in(self._reader, data)
 
     def answer(self, most: int | None = None, *, with_request: bool = True) -> None:
         """All that came, or at most so many. with_request: an answer is what was asked; otherwise it is empty."""
         waiting, self._waiting = self._waiting[:most], [] if most is None else self._waiting[most:]
         for frame in waiting:
             payload = frame.payload if with_request else b""
-            feed(self._client, encode_head(FrameType.ANSWER, frame.call, b"", len(payload)) + payload)
+            deliver(self._client, encode_head(FrameType.ANSWER, frame.call, b"", len(payload)) + payload)
 
 
 async def _front() -> tuple[DataPort, _Worker]:
@@ -170,7 +162,7 @@ async def _front() -> tuple[DataPort, _Worker]:
     worker = _Worker(client)
     client.connection_made(Sink(worker.on_write))
     welcome = encode_head(FrameType.WELCOME, 0, b"", 0)
-    feed(client, welcome)
+    deliver(client, welcome)
     workers._connected["a-1"] = ConnectedWorker(workers, known, client)
     return DataPort(plane, "127.0.0.1", 0, files, authorities), worker
 

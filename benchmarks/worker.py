@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from _builds import run
-from _in_memory import Sink, feed
+from _in_memory import Sink, deliver, frames_in
 from onnx import TensorProto, helper
 
 from shoal.agent.driver_port import DeviceAccess
@@ -70,13 +70,13 @@ class _Front:
         self.connection.connection_made(self._sink)
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         hello = encode_json({"nonce": NONCE})
-        feed(self.connection, encode_head(FrameType.HELLO, 0, hello, 0))
+        deliver(self.connection, encode_head(FrameType.HELLO, 0, hello, 0))
 
     async def load(self, order: LoadOrder) -> None:
         """Returns once it is ready."""
         payload, header = pack(order), encode_json({"kind": "load"})
         self._loaded = asyncio.get_running_loop().create_future()
-        feed(self.connection, encode_head(FrameType.CALL, 1, header, len(payload)) + payload)
+        deliver(self.connection, encode_head(FrameType.CALL, 1, header, len(payload)) + payload)
         await asyncio.wait_for(self._loaded, LIMIT_S)
 
     async def ask(self, requests: Sequence[bytes], together: int) -> None:
@@ -85,31 +85,24 @@ class _Front:
             some = requests[at : at + together]
             self._left = len(some)
             self._answered.clear()
-            feed(self.connection, b"".join(some))
+            deliver(self.connection, b"".join(some))
             if self._left:
                 await self._answered.wait()
 
     def _on_write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            room = self._reader.buffer()
-            size = min(len(room), len(view))
-            room[:size] = view[:size]
-            self._reader.on_received(size)
-            view = view[size:]
-            while (frame := self._reader.next_frame(2**25)) is not None:
-                if frame.frame_type is FrameType.ANSWER:
-                    self._left -= 1
-                    if not self._left:
-                        self._answered.set()
-                elif frame.frame_type is FrameType.REFUSAL:
-                    raise SystemExit(frame.header.decode())
-                elif frame.frame_type is FrameType.PUSH and not self._loaded.done():
-                    state = json.loads(frame.payload)
-                    if state["refusal"] is not None:
-                        raise SystemExit(str(state["refusal"]))
-                    if state["state"] == "ready":
-                        self._loaded.set_result(None)
+        for frame in frames_in(self._reader, data):
+            if frame.frame_type is FrameType.ANSWER:
+                self._left -= 1
+                if not self._left:
+                    self._answered.set()
+            elif frame.frame_type is FrameType.REFUSAL:
+                raise SystemExit(frame.header.decode())
+            elif frame.frame_type is FrameType.PUSH and not self._loaded.done():
+                state = json.loads(frame.payload)
+                if state["refusal"] is not None:
+                    raise SystemExit(str(state["refusal"]))
+                if state["state"] == "ready":
+                    self._loaded.set_result(None)
 
 
 def _model(folder: Path, size: int) -> Path:

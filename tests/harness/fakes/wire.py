@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from shoal.host.connections import Connections
+from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, GrpcSession, ServerMethod
 from shoal.http2 import frames
 
 
@@ -38,4 +40,14 @@ class Wire(asyncio.Transport):
             if kind == frames.WINDOW_UPDATE and any(self.sent[at + 5 : at + 9]):
                 found += int.from_bytes(self.sent[at + 9 : at + 13], "big")
             at += frames.HEAD_BYTES + size
+        return found
+
+    def session(self, method: ServerMethod, limits: GrpcServerLimits) -> GrpcSession:
+        """Of a server whose calls are all of this method, once the client has begun."""
+        connections = Connections(8, 8)
+        place = connections.add("127.0.0.1", lambda: None)
+        assert place is not None
+        found = GrpcSession(GrpcServer(lambda _: method, limits, connections), place)
+        found.connection_made(self)
+        found.data_received(frames.PREFACE + frames.settings(()))
         return found

@@ -8,8 +8,7 @@ import pytest
 from harness.fakes.wire import Wire
 from harness.wait import until
 from shoal.host import grpc_server as module
-from shoal.host.connections import Connections
-from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, GrpcSession, ServerCall, ServerMethod
+from shoal.host.grpc_server import GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2 import frames
 from shoal.http2.grpc_messages import frame_message
 from shoal.http2.header_blocks import encode
@@ -42,13 +41,8 @@ class Port:
         limits = GrpcServerLimits(
             streams=8, message_bytes=2**20, handshake_s=60.0, ping_interval_s=60.0, ping_timeout_s=60.0
         )
-        connections = Connections(8, 8)
-        at = connections.add("127.0.0.1", lambda: None)
-        assert at is not None
         self.wire = Wire()
-        self.session = GrpcSession(GrpcServer(lambda _: method, limits, connections), at)
-        self.session.connection_made(self.wire)
-        self.session.data_received(frames.PREFACE + frames.settings(()))
+        self.session = self.wire.session(method, limits)
         self.wire.sent.clear()
 
     def open(self) -> None:

@@ -13,8 +13,7 @@ from shoal.agent.dataplane import ingress_admission as module
 from shoal.agent.dataplane.grpc_methods import call_failure
 from shoal.agent.dataplane.ingress_admission import READ_SLOTS_PER_CALLER, IngressAdmission, MessagePlace
 from shoal.agent.dataplane.memory import MessageMemory
-from shoal.host.connections import Connections
-from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, GrpcSession, ServerCall, ServerMethod
+from shoal.host.grpc_server import GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2 import frames
 from shoal.http2.grpc_messages import GrpcStatus, MessageReader, frame_message
 from shoal.http2.header_blocks import encode
@@ -66,13 +65,8 @@ class Front:
         if not has_task:
             method = ServerMethod(self._answer, answer_now=self._answer_now, begin_read=self._begin_read)
         limits = GrpcServerLimits(64, 2**27, handshake_s=60.0, ping_interval_s=60.0, ping_timeout_s=60.0)
-        connections = Connections(8, 8)
-        at = connections.add("127.0.0.1", lambda: None)
-        assert at is not None
         self.wire = Wire()
-        self.session = GrpcSession(GrpcServer(lambda _: method, limits, connections), at)
-        self.session.connection_made(self.wire)
-        self.session.data_received(frames.PREFACE + frames.settings(()))
+        self.session = self.wire.session(method, limits)
         self._next = 1
 
     def take_slots(self) -> None:
