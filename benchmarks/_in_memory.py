@@ -45,7 +45,7 @@ class Sink(asyncio.Transport):
     def abort(self) -> None: ...
 
 
-def deliver(receiver: asyncio.BufferedProtocol, data: bytes) -> None:
+def pass_bytes(receiver: asyncio.BufferedProtocol, data: bytes) -> None:
     """The bytes arrive, as many at a time as the receiver has room for."""
     view = memoryview(data)
     while view:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from _builds import run
-from _in_memory import Sink, deliver, frames_in
+from _in_memory import Sink, frames_in, pass_bytes
 from transport import requests_of
 
 from shoal.agent.clock import SystemClock
@@ -143,7 +143,7 @@ class _Worker:
         waiting, self._waiting = self._waiting[:most], [] if most is None else self._waiting[most:]
         for frame in waiting:
             payload = frame.payload if with_request else b""
-            deliver(self._client, encode_head(FrameType.ANSWER, frame.call, b"", len(payload)) + payload)
+            pass_bytes(self._client, encode_head(FrameType.ANSWER, frame.call, b"", len(payload)) + payload)
 
 
 async def _front() -> tuple[DataPort, _Worker]:
@@ -162,7 +162,7 @@ async def _front() -> tuple[DataPort, _Worker]:
     worker = _Worker(client)
     client.connection_made(Sink(worker.on_write))
     welcome = encode_head(FrameType.WELCOME, 0, b"", 0)
-    deliver(client, welcome)
+    pass_bytes(client, welcome)
     workers._connected["a-1"] = ConnectedWorker(workers, known, client)
     return DataPort(plane, "127.0.0.1", 0, files, authorities), worker
 

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from _builds import run
-from _in_memory import Sink, deliver, frames_in
+from _in_memory import Sink, frames_in, pass_bytes
 from onnx import TensorProto, helper
 
 from shoal.agent.driver_port import DeviceAccess
@@ -70,13 +70,13 @@ class _Front:
         self.connection.connection_made(self._sink)
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         hello = encode_json({"nonce": NONCE})
-        deliver(self.connection, encode_head(FrameType.HELLO, 0, hello, 0))
+        pass_bytes(self.connection, encode_head(FrameType.HELLO, 0, hello, 0))
 
     async def load(self, order: LoadOrder) -> None:
         """Returns once it is ready."""
         payload, header = pack(order), encode_json({"kind": "load"})
         self._loaded = asyncio.get_running_loop().create_future()
-        deliver(self.connection, encode_head(FrameType.CALL, 1, header, len(payload)) + payload)
+        pass_bytes(self.connection, encode_head(FrameType.CALL, 1, header, len(payload)) + payload)
         await asyncio.wait_for(self._loaded, LIMIT_S)
 
     async def ask(self, requests: Sequence[bytes], together: int) -> None:
@@ -85,7 +85,7 @@ class _Front:
             some = requests[at : at + together]
             self._left = len(some)
             self._answered.clear()
-            deliver(self.connection, b"".join(some))
+            pass_bytes(self.connection, b"".join(some))
             if self._left:
                 await self._answered.wait()
 
