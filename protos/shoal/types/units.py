@@ -172,11 +172,12 @@ def show_gain(gain: float) -> str:
 
 def show_quantity(value: float, dimension: Dimension) -> str:
     """`value` (SI, from parse_quantity) as text that parses back to exactly the same number. It is in the SI unit where
-    that is short, otherwise in the unit that needs the fewest digits among those that it has at least one of. Fractions
-    of a second are in milliseconds, as people write them."""
-    least = 1.0 if dimension is DURATION else 0.1
+    that is short, otherwise in the unit that needs the fewest digits. A duration is in a unit that it has at least one
+    of, as people write them: 240ms, though 0.004m has fewer digits."""
+    is_duration = dimension is DURATION
+    least = 1.0 if is_duration else 0.1
     space = " " if " " in dimension.example else ""
-    exact: dict[tuple[bool, bool, int, int], str] = {}
+    exact: dict[tuple[bool, bool, int, bool, int], str] = {}
     for unit, factor in dimension.factors.items():
         number = f"{value / factor:.15g}"
         text = f"{number}{space}{unit}"
@@ -184,7 +185,8 @@ def show_quantity(value: float, dimension: Dimension) -> str:
             continue
         plain = factor == 1 and (value == 0 or least <= value < 1000) and len(number) <= 6
         digits = len(number.replace(".", "").strip("0"))
-        exact[not plain, value < factor, digits, len(number)] = text
+        is_part = value < factor
+        exact[not plain, is_part and is_duration, digits, is_part, len(number)] = text
     if exact:
         return exact[min(exact)]
     unit, factor = min(dimension.factors.items(), key=lambda item: abs(item[1] - 1.0))
