@@ -78,7 +78,9 @@ async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
     driver = emulated_driver("xr5610-l4", 0.001)
     (device,) = driver.discover()
     async with WorkerPoolHarness(tmp_path, device=device, access=driver.access(device.name)) as pool:
-        await pool.serve("fast", models.add_one(), work=RESNET50)
+        ready = await pool.serve("fast", models.add_one(), work=RESNET50)
+        # what the region learns of such devices from, here and elsewhere, is theirs and not this machine's
+        assert ready.measured.latency_p95_s == pytest.approx(329.131e-6, rel=1e-3)
         client = await pool.client("fast")
         for _ in range(3):
             await infer(client, {"x": np.ones(4, np.float32)})
@@ -103,7 +105,7 @@ async def test_the_log_of_the_node_has_an_unforeseen_error_of_a_load(tmp_path: P
     (device,) = driver.discover()
     pace = driver.access(device.name).pace
     assert pace is not None
-    odd = replace(pace, time_scale=0.0)
+    odd = replace(pace, figures=())
     with capture_logs() as logged:
         async with WorkerPoolHarness(tmp_path, device=device, access=DeviceAccess(pace=odd)) as pool:
             await pool.start("odd", models.add_one(), work=RESNET50)
@@ -112,7 +114,7 @@ async def test_the_log_of_the_node_has_an_unforeseen_error_of_a_load(tmp_path: P
                 lambda: [line for line in logged if line["event"] == "worker_error_logged"], 30.0, "the worker's error"
             )
     assert [(line["message"], line["assignment"]) for line in found] == [("load_failed", "odd")]
-    assert "ZeroDivisionError" in found[0]["exception"]
+    assert "ValueError: min()" in found[0]["exception"]
 
 
 async def test_receipt_of_an_emulated_device_is_by_other_results_than_its_pace(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class BatchTrial:
     def _seconds_of_one(self, loaded: LoadResult) -> float:
         """Of this machine, that a run of the warm-up took."""
         pace = self._order.access.pace
-        return loaded.run_s if pace is None else loaded.measured.latency_p50_s * pace.time_scale
+        device_s = 0.0 if pace is None else loaded.measured.latency_p50_s * pace.time_scale
+        return max(loaded.run_s, device_s)
 
     async def _answer_alone(self) -> list[_Row]:
         """Rows with their answers. Inputs that the model refuses are left out."""
