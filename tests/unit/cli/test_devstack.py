@@ -6,22 +6,28 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.resources import files as package_files
 from pathlib import Path
 from typing import cast
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from shoal.agent.devices.emulated import load_profile
+from shoal.agent.devices.published import pace_of
+from shoal.agent.emulation import seconds_of
 from shoal.cli.commands.dev import show_up
 from shoal.cli.render.demo_screen import SilentDemo
 from shoal.client import Context, Contexts, RegionClient
 from shoal.devstack import broker, compose, etcd, layout
 from shoal.devstack.control import Control, RunningStack, _free_ports, _rates_of
-from shoal.devstack.demo import Demo
+from shoal.devstack.demo import LOAD_CLIENTS, Demo
 from shoal.devstack.load import ClosedLoopLoad, LoadCall, MixedLoad
 from shoal.devstack.process_supervisor import ProcessSupervisor
 from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Bytes
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import is_matching_pair
 
@@ -365,6 +371,25 @@ def test_the_demo_counts_as_lost_what_gateways_do(tmp_path: Path, outcome: str, 
     checks = {check.name: check.ok for check in demo.report.checks}
     assert checks["no request was lost by the move"] is (lost == 0)
     assert checks["every request was answered meanwhile"] is False
+
+
+@pytest.mark.parametrize("profile", ["nvidia-l4", "qualcomm-ai100-dm2"])
+def test_emulated_devices_of_the_demo_can_answer_twice_the_rate_that_it_shows(profile: str) -> None:
+    """At least 50 requests a second, where all workloads share one device, as with the least energy. The bound is of
+    the devices' pace and the clients alone, so that no machine's load changes it."""
+    scale, shown_per_s = 60.0, 50.0  # the scale that two cores of a server come to
+    folder = package_files("shoal.devstack").joinpath("demo_data")
+    batches = {
+        one["metadata"]["name"]: one["spec"].get("batching", {}).get("max", 1)
+        for one in yaml.safe_load_all(folder.joinpath("fast.yaml").read_text())
+        if one["kind"] == "Workload"
+    }
+    assert batches.keys() == LOAD_CLIENTS.keys()
+    pace = pace_of(load_profile(profile), Bytes(1 << 30))
+    resnet = next(each for each in pace.figures if each.model == "resnet50")  # larger than any run of the load
+    turns_s = len(batches) * seconds_of(resnet, pace.launch_s, resnet.flops) * scale
+    answered = sum(min(clients, batches[name]) for name, clients in LOAD_CLIENTS.items())
+    assert answered / turns_s >= 2 * shown_per_s
 
 
 def test_a_fleet_is_agents_of_one_kind_each_in_a_site_of_its_own() -> None:

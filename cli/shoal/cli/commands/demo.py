@@ -73,17 +73,18 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
 def _show_end(report: "DemoReport") -> None:
     """The figures of the run."""
     failed = [check for check in report.checks if not check.ok]
-    moved = report.migration
+    moved, slower = report.migration, f"emulated devices, {report.time_scale:g} times slower than real ones"
     line("")
     line(
         f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed", "bold red" if failed else "bold"
     )
     if moved:
         line(
-            f"  live move: {moved['sent']} requests at {moved['requests_per_s']:g}/s, {moved['lost']} lost, "
-            f"{moved['wrong']} answers changed; a page costs {show_joules(moved['joules_per_page_after'])} "
+            f"  live move: {moved['sent']} requests, {moved['lost']} lost, {moved['wrong']} answers changed; "
+            f"a page costs {show_joules(moved['joules_per_page_after'])} "
             f"instead of {show_joules(moved['joules_per_page_before'])}"
         )
+        line(f"  meanwhile {moved['requests_per_s']:g} requests/s on {slower}")
     if report.load:
         line(f"  machine lost: replaced in {report.load['replaced_in_s']:g}s, {report.load['lost']} requests lost")
     if report.federation:
