@@ -1,11 +1,16 @@
 """A mistake in the command line itself, as a refusal."""
 
+import re
+from typing import Final
+
 import click
 
 from shoal.types.codes import Code, Refusal
 
 AFTER_THE_VERB = frozenset({"--context", "--region", "--tenant", "--output", "-o"})
 """Options that verbs have and `shoal` itself has not."""
+_SURPLUS: Final = re.compile(r"Got unexpected extra arguments? \((.+)\)")
+"""What click says of words that no argument takes."""
 
 
 class WrongWord(click.UsageError):
@@ -41,4 +46,7 @@ def refusal_of(error: click.ClickException) -> Refusal:
         return Refusal(
             Code.USAGE, f"{error.option_name} before the verb", "after it", f"shoal VERB {error.option_name} .."
         )
+    if context is not None and (surplus := _SURPLUS.fullmatch(found)):
+        taken = " ".join((where, *context.command.collect_usage_pieces(context)))
+        return Refusal(Code.USAGE, f"{surplus[1]} after all that it takes", taken, f"{where} --help")
     return Refusal(Code.USAGE, found, "", f"{where} --help")

@@ -56,6 +56,10 @@ def receive_backup(
     | ...)."""
     if path.exists():
         raise refuse(Code.CONFLICT, f"{path} is there", "a new file", "choose another name")
+    if not path.parent.is_dir():
+        raise refuse(
+            Code.CONFLICT, f"no folder {path.parent}", "a folder that is there", "make it, or choose another name"
+        )
     unfinished = path.with_name(f".{path.name}.unfinished")
 
     def call() -> None:

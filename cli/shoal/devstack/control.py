@@ -76,8 +76,11 @@ class Control:
         """
         with self._exclusive_lock():
             if self.running():
+                stack = layout.load(self.folder)
                 say(f"already up in {self.folder}")
-                return self._describe(layout.load(self.folder))
+                if str(StackOptions.from_stack(stack)) != str(asked):
+                    say("as it was started; for what is asked now: shoal dev down first, or another --data-dir")
+                return self._describe(stack)
             before = None if (self.folder / layout.FILE).exists() else frozenset(self.folder.iterdir())
             try:
                 return self._start(asked, say)

@@ -47,6 +47,8 @@ ANGLE: Final = "line-angle"
 NEAR_IN_INT8: Final = 0.1
 """Answers are probabilities. Over all slices of this page int8 is 0.1 off at most."""
 SETTLE_S: Final = 60.0
+MOVE_S: Final = 180.0
+"""A move prepares, loads and compares a model, which a busy machine does several times as slowly as an idle one."""
 LOAD_BEFORE_KILL: Final = 150
 """Requests answered before the kill, so that it happens under load."""
 LOAD_BEFORE_MOVE: Final = 50
@@ -329,7 +331,7 @@ class Demo:
                 self._narrator.say(f"  {stage.at - moving.stages[0].at:5.1f}s  {doing:<16}  {_shares_text(shares)}")
             return moving if moving.stage in ("done", "aborted") else None
 
-        return self._wait(over, SETTLE_S, "the move to end", every_s=LOOK_S)
+        return self._wait(over, MOVE_S, f"the move of {workload} to end", every_s=LOOK_S)
 
     def _show_migration(self, moved: operator_pb2.MigrationView, load: MixedLoad) -> None:
         """Show its stages and verification, and the outcome of the requests meanwhile."""
@@ -527,7 +529,7 @@ class Demo:
             moved = _completed_migration(api, ANGLE)
             return moved if moved is not None and moved.id not in earlier else None
 
-        return self._wait(over, SETTLE_S, "the move to end")
+        return self._wait(over, MOVE_S, f"the move of {ANGLE} to end")
 
     def _restore_power(self, api: RegionClient) -> None:
         dead = self._dead_members()

@@ -11,6 +11,7 @@ from shoal.policies.calendar import parse_days, parse_minutes
 from shoal.policies.documents import workload_key
 from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.identity import NAME_PATTERN
 from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, MigrationWindow, PackRef, Tolerance
 from shoal.types.units import COST, DURATION, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
@@ -144,13 +145,17 @@ def node_rtt_s(labels: Mapping[str, str]) -> float:
         return math.nan
 
 
+def push_command(source: str) -> str:
+    """What a user types to push a model that a document knows as `source`: by its name, a digest, or a file's path."""
+    name = f" --name {source}" if NAME_PATTERN.fullmatch(source) else ""
+    return f"shoal model push FILE{name}"
+
+
 def _model_ref(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:
     pinned = digests.get(source)
     if pinned is None:
         raise ShoalError(
-            Refusal(
-                Code.MODEL_UNKNOWN, f"{source!r:.120} has no digest", "a pushed model", f"shoal model push {source}"
-            )
+            Refusal(Code.MODEL_UNKNOWN, f"{source!r:.120} has no digest", "a pushed model", push_command(source))
         )
     return ModelRef(source, pinned.digest, precision or pinned.precision)
 

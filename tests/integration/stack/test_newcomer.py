@@ -61,15 +61,20 @@ MISTAKES: Final = (
     Mistake("twice in a file", "apply -f {here}/twice.yaml", Code.NAME_DUPLICATE, "Policy p again", "rename"),
     Mistake("a file that exists", "support-bundle {here}/comment.yaml", Code.CONFLICT, "File exists", "another name"),
     Mistake("no such folder", "support-bundle {here}/lost/x.tar.gz", Code.CONFLICT, "no folder", "another name"),
+    Mistake("nor for a backup", "backup {here}/lost/region", Code.CONFLICT, "no folder", "another name"),
     # units and fields
     Mistake("no unit", "apply -f {here}/unit.yaml", Code.UNIT_MISSING, "'20' without a unit", "like 20ms"),
     Mistake("no unit of a time", "token create --valid 60", Code.UNIT_MISSING, "'60' without a unit", "like 20ms"),
     Mistake("a field mistyped", "apply -f {here}/field.yaml", Code.FIELD_UNKNOWN, "'latancy'", "latency"),
     # names
     Mistake("a verb mistyped", "aply -f x.yaml", Code.USAGE, "'aply'", "shoal apply", USAGE_STATUS),
+    Mistake(
+        "a name without --name", "model push {here}/relu.onnx relu",
+        Code.USAGE, "relu after all that it takes", "push --help", USAGE_STATUS,
+    ),
     Mistake("a kind mistyped", "get nods", Code.USAGE, "'nods'", "shoal get nodes", USAGE_STATUS),
     Mistake("no such policy", "plan -f {here}/policy.yaml", Code.POLICY_UNKNOWN, "policy gold", "apply the policy"),
-    Mistake("no such model", "plan -f {here}/model.yaml", Code.MODEL_UNKNOWN, "'nothing'", "shoal model push"),
+    Mistake("no such model", "plan -f {here}/model.yaml", Code.MODEL_UNKNOWN, "'nothing'", "push FILE --name nothing"),
     Mistake(
         "no such workload", "explain nothing",
         Code.WORKLOAD_UNKNOWN, "no workload default/nothing", "get workloads",

@@ -21,6 +21,7 @@ from shoal.policies import (
     reference_problems,
 )
 from shoal.policies.kinds import StateTensors
+from shoal.policies.resolve import push_command
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Wall
@@ -175,7 +176,7 @@ def _pin(
                 Code.MODEL_UNKNOWN,
                 f"{source!r:.120}",
                 "the name or digest of a pushed model",
-                f"push it first: shoal model push {source!s:.120}",
+                f"push it first: {push_command(source)}",
             )
             missing.append(document.problem(path, refusal))
             continue
