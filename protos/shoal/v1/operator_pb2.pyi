@@ -1085,6 +1085,7 @@ class WorkloadView(_message.Message):
     REFERENCES_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
     ELSEWHERE_FIELD_NUMBER: _builtins.int
+    APPLIED_AT_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
@@ -1097,6 +1098,8 @@ class WorkloadView(_message.Message):
     document: _builtins.str
     final: _builtins.bool
     """It is pending, and stays so until a document, a model or the region is changed by somebody."""
+    applied_at: _builtins.float
+    """When its document was applied last; 0 where it is another region's."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1137,10 +1140,11 @@ class WorkloadView(_message.Message):
         references: _abc.Iterable[Global___ReferenceView] | None = ...,
         final: _builtins.bool = ...,
         elsewhere: _abc.Iterable[Global___RegionAnswer] | None = ...,
+        applied_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "elsewhere", b"elsewhere", "final", b"final", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "document", b"document", "elsewhere", b"elsewhere", "final", b"final", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

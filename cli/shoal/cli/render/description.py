@@ -101,11 +101,13 @@ def _show_columns(kind: str, row: Any) -> None:
 
 
 def _since(kind: str, row: Any) -> float:
-    """When it came to be as it is; 0: that is not known."""
+    """When it came to be as it is; 0: that is not known. A workload that waits for nothing: since it was applied."""
     match kind:
         case "nodes":
             return float(row.last_seen)
-        case "workloads" | "devices":
+        case "workloads":
+            return float(row.since or row.applied_at)
+        case "devices":
             return float(row.since)
         case "placements":
             return float(row.observed.since)

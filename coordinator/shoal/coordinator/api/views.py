@@ -706,6 +706,7 @@ def workload_view(intent: Intent, index: WorkloadIndex) -> operator_pb2.Workload
         relaxed=plan.relaxed if plan is not None else (),
         references=_references(index.catalog, intent),
         final=plan is not None and plan.is_final and index.planned.get(key) == intent,
+        applied_at=stored.applied_at if stored is not None else 0.0,
     )
     if view.state == READY and (
         ready < wanted
