@@ -20,7 +20,7 @@ import pytest
 
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
 from harness.report import record
-from harness.terminal import run_in_terminal
+from harness.terminal import run_in_terminal, terminal
 from shoal.types.codes import Code
 
 ANSWER: Final = re.compile(r"(?P<place>\S+:\d+:\d+: )?found: (.+); wanted: (.+); try: (.+) \((?P<code>[A-Z_]+)\)")
@@ -271,6 +271,17 @@ def test_ctrl_c_ends_a_watch_at_once_and_without_a_word(newcomer: Newcomer) -> N
     )
     assert watched.status == INTERRUPTED
     assert not any(NOISE.search(line) for line in watched.lines), watched.lines
+
+
+def test_top_is_drawn_in_80_columns_and_its_keys_are_heard(newcomer: Newcomer) -> None:
+    with terminal((SHOAL, "top"), newcomer.environment, columns=80) as window:
+        window.expect("default/served")
+        window.type("1")
+        window.expect("plain-cpu")
+        window.type("q")
+        window.read_to_end()
+        assert window.status() == 0
+    assert not NOISE.search(window.shown), window.shown
 
 
 def test_the_answers_came_at_once_and_left_nothing(newcomer: Newcomer) -> None:
