@@ -34,10 +34,12 @@ class EngineRun:
 
     def on_job_over(self) -> None:
         """One of the jobs is over. Callable from any thread."""
-        if all(job.is_over for job in self.jobs):
-            self.options.terminate = True
-            if self._unwanted is not None:
-                self._unwanted.set()
+        for job in self.jobs:
+            if not job.is_over:
+                return
+        self.options.terminate = True
+        if self._unwanted is not None:
+            self._unwanted.set()
 
     def wait(self, seconds: float) -> None:
         """Returns after `seconds`, or when nobody wants the run's outcome."""

@@ -455,20 +455,23 @@ class ModelRunner:
         with hold_slot(self._order.slots) if self._order.slots else _NO_SLOT:
             for job in run.jobs:
                 self._mark_stage(job, "wait")
-            start, cpu_start = time.perf_counter(), time.thread_time()
-            run.since = self._clock()
+            # what a batch takes says nothing of one alone
+            alone = run.jobs[0] if len(run.jobs) == 1 else None
+            size = len(alone.payload) if alone is not None else 0
+            is_timed = size > 0 and self._place.is_to_be_timed(size)
+            cpu_start = time.thread_time() if is_timed else 0.0
+            run.since = start = self._clock()
             try:
                 outputs = self._engine.run(request.feeds, request.outputs, run.options)
             finally:
                 run.since = None
-            real_s = time.perf_counter() - start
+            real_s = self._clock() - start
+            if is_timed:
+                self._place.record(size, time.thread_time() - cpu_start)
             busy_s, missed = self._keep_pace(run, real_s, request.feeds)
-            if len(run.jobs) == 1:  # what a batch takes says nothing of one alone
-                job = run.jobs[0]
-                job.run_s = time.perf_counter() - start
+            if alone is not None:
+                alone.run_s = self._clock() - start if self._pace is not None else real_s
                 self._timeouts.record_run(run.size, real_s)
-                if job.payload:
-                    self._place.record(len(job.payload), time.thread_time() - cpu_start)
             for job in run.jobs:
                 self._mark_stage(job, "run")
         return outputs, busy_s, missed

@@ -13,7 +13,12 @@ HOLD_S: Final = 0.004
 """How late the loop may be with pings, cancellations and other models. A hundredth of the time between two pings of a
 front (`dataplane.upstream.PING_EVERY_S`)."""
 _NEWEST_WEIGHT: Final = 0.2
-"""Of the newest run in the mean: a change of machine or model shows after five runs."""
+"""Of the newest run in the mean: a change of machine or model shows after five that are timed."""
+_TIMED_FIRST: Final = 8
+"""Each of the first runs of a size is timed: the first of all, which is slow, has a fifth of the mean then."""
+_TIMED_EVERY: Final = 8
+"""Of those that follow one of so many is: the kernel tells a thread's processor time, and to ask it twice takes a
+fourteenth of a worker's time for 64 floats (`shoal bench worker`, compiled)."""
 
 
 def inline_limit_s(hop_s: float, processors: int) -> float:
@@ -28,6 +33,14 @@ class RunPlace:
         """`limit_s`: as `inline_limit_s`; 0: nothing runs on the loop."""
         self.limit_s = limit_s
         self._means: dict[int, float] = {}
+        # Runs by size, timed or not.
+        self._counts: dict[int, int] = {}
+
+    def is_to_be_timed(self, size: int) -> bool:
+        """Whether the processor time of this run of a request of `size` bytes is to be recorded. Counts the run."""
+        key = size.bit_length()
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        return count <= _TIMED_FIRST or count % _TIMED_EVERY == 0
 
     def is_inline(self, size: int) -> bool:
         """Whether a request of `size` bytes runs on the loop. One of a size that has not run yet does not."""

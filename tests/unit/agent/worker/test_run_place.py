@@ -51,6 +51,14 @@ def test_it_follows_what_is_measured_now(before: list[float], now: float) -> Non
     assert place.is_inline(100) is (now < 1)
 
 
+def test_the_first_runs_of_each_size_are_timed_and_then_one_of_eight() -> None:
+    place = RunPlace(HOP_S)
+    timed = [place.is_to_be_timed(100) for _ in range(64)]
+    assert timed == [number <= 8 or number % 8 == 0 for number in range(1, 65)]
+    assert place.is_to_be_timed(127) is False, "the same size"
+    assert place.is_to_be_timed(128), "twice as many bytes"
+
+
 class Jobs:
     """Jobs, and what became of them."""
 
