@@ -1,5 +1,6 @@
 """A local region as users start one (`shoal dev up`): agent, gateway and coordinator as processes, models placed."""
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ spec: {{quota: {quota}}}
 WORKLOAD = """apiVersion: shoal/v1
 kind: Workload
 metadata: {{name: {name}, tenant: {tenant}}}
-spec: {{model: {{source: {name}}}}}
+spec: {{model: {{source: {name}, shapes: {shapes}}}}}
 """
 
 
@@ -67,7 +68,7 @@ def local_region(
     try:
         quotas = {SECOND_TENANT: "{replicas: 2}", LOUD_TENANT: "{replicas: 2, rate: 50/s, concurrency: 4}"}
         others = [TENANT.format(tenant=tenant, quota=quota) for tenant, quota in quotas.items()]
-        place(up, models.values(), [*others, *(WORKLOAD.format(name=SMALL, tenant=tenant) for tenant in quotas)])
+        place(up, models.values(), [*others, *(_workload(models[SMALL], tenant) for tenant in quotas)])
         with RegionClient(up.operator) as api:
             own, second, loud = (
                 (("authorization", f"Bearer {token}"),)
@@ -100,13 +101,21 @@ def check_programs(server: Server, compiled: Path | None) -> None:
     serving = {
         "gateway": roles["gateway"],
         "front": roles["front"],
-        "worker": [pid for pid in roles["worker"] if has_mapped(pid, "onnxruntime")],  # no driver, and no spare
+        "worker": [pid for pid in roles["worker"] if _runs_models(pid)],
     }
     for role, pids in serving.items():
         if not pids or any(is_process_compiled(pid) is (compiled is None) for pid in pids):
             raise SystemExit(f"a {role} runs another build of the modules than was asked for")
     build = "as Python" if compiled is None else f"compiled, of {compiled}"
     print(f"# Shoal's modules run {build}: {', '.join(serving)}", flush=True)
+
+
+def _runs_models(pid: int) -> bool:
+    """False of a driver, a spare, and one that has ended since."""
+    try:
+        return has_mapped(pid, "onnxruntime")
+    except OSError:
+        return False
 
 
 def _server(name: str, control: Control, up: RunningStack, *members: StackMember) -> Server:
@@ -132,12 +141,18 @@ def place(up: RunningStack, models: Iterable[ServedModel], documents: Iterable[s
         texts = list(documents)
         for model in models:
             api.push(model.path, model.name)
-            texts.append(WORKLOAD.format(name=model.name, tenant="default"))
+            texts.append(_workload(model, "default"))
         reply = api.apply([operator_pb2.Document(name="bench.yaml", text="---\n".join(texts))])
     if reply.problems:
         raise SystemExit(f"refused: {reply.problems}")
     if wait_until(lambda: _is_placed(up), PLACED_S) is None:
         raise SystemExit(f"the models were not ready within {PLACED_S:g} s")
+
+
+def _workload(model: ServedModel, tenant: str) -> str:
+    """Of the shapes that it is asked for alone, as the configurations of Triton's models say."""
+    shapes = json.dumps({name: value.shape for name, value in model.inputs.items()})
+    return WORKLOAD.format(name=model.name, tenant=tenant, shapes=shapes)
 
 
 def _epoch(up: RunningStack, agent: StackMember) -> int:
