@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from _compiled import has_mapped, is_process_compiled, programs_of
@@ -24,6 +25,10 @@ SECOND_TENANT = "second"
 """Serves the small model too: one caller may have fewer calls open than the load with most connections."""
 PLACED_S = 90.0
 TOKEN_S = 3600.0
+SERVING = ("gateway", "front", "worker")
+"""Roles of the processes that a request passes."""
+PROGRAMS_S = 10.0
+"""A process has long imported its modules by then."""
 
 LOUD_TENANT = "loud"
 """Floods the front, far beyond its quota."""
@@ -97,23 +102,20 @@ def local_region(
 def check_programs(server: Server, compiled: Path | None) -> None:
     """Print what the processes run that a request passes. Raises SystemExit if it is another build than was asked
     for."""
-    roles = server.processes()
-    serving = {
-        "gateway": roles["gateway"],
-        "front": roles["front"],
-        "worker": [pid for pid in roles["worker"] if _runs_models(pid)],
-    }
-    for role, pids in serving.items():
-        if not pids or any(is_process_compiled(pid) is (compiled is None) for pid in pids):
+    for role in SERVING:
+        if wait_until(partial(_is_as_asked, server, role, is_compiled=compiled is not None), PROGRAMS_S) is None:
             raise SystemExit(f"a {role} runs another build of the modules than was asked for")
     build = "as Python" if compiled is None else f"compiled, of {compiled}"
-    print(f"# Shoal's modules run {build}: {', '.join(serving)}", flush=True)
+    print(f"# Shoal's modules run {build}: {', '.join(SERVING)}", flush=True)
 
 
-def _runs_models(pid: int) -> bool:
-    """False of a driver, a spare, and one that has ended since."""
+def _is_as_asked(server: Server, role: str, *, is_compiled: bool) -> bool:
+    """False also while a process is just starting, which has not loaded all that it will, or ending."""
     try:
-        return has_mapped(pid, "onnxruntime")
+        pids = list(server.processes().get(role, ()))
+        if role == "worker":
+            pids = [pid for pid in pids if has_mapped(pid, "onnxruntime")]  # no driver, and no spare
+        return bool(pids) and all(is_process_compiled(pid) is is_compiled for pid in pids)
     except OSError:
         return False
 
