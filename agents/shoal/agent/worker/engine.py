@@ -163,6 +163,7 @@ def open_engine(
     try:
         # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
         session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
+        _forget_bytes(session)
         if provider.name == CPU_PROVIDER:
             bounded = is_bounded_by_size(fixed)
             return Engine(session, is_bounded_by_size=bounded, clock=run_clock(provider.name, provider.threads))
@@ -173,6 +174,13 @@ def open_engine(
         raise
     except Exception as error:
         raise ShoalError(_load_refusal(error)) from error
+
+
+def _forget_bytes(session: ort.InferenceSession) -> None:
+    """The binding keeps the bytes that it was given, from which `set_providers` would load the model again: as much as
+    the file, as long as the session. Nothing here calls it."""
+    if isinstance(getattr(session, "_model_bytes", None), bytes):
+        session._model_bytes = None
 
 
 def _check_partition(

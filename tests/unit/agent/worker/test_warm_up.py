@@ -1,5 +1,6 @@
 """What a warm-up is fed with: values that the graph implies, in a fixed order, and what comes of none that runs."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,14 @@ def test_what_an_operator_takes_as_a_shape_axes_or_sizes_follows_from_its_role(n
     assert found.skip_reason is None
     (given,) = (array for name, array in found.feeds.items() if name != "x")
     assert given.reshape(-1).tolist() == list(values), "the first that was tried"
+
+
+def test_an_open_model_does_not_keep_the_bytes_of_its_file() -> None:
+    content = bytes(bytearray(MADE["reshape"][0].SerializeToString()))
+    before = sys.getrefcount(content)
+    engine = open_engine(content, Provider("CPUExecutionProvider"))
+    assert sys.getrefcount(content) == before
+    assert engine.inputs
 
 
 def test_lengths_of_a_split_add_up_and_slices_name_each_axis_once() -> None:
