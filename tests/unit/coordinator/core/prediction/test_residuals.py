@@ -25,6 +25,7 @@ from shoal.coordinator.core.prediction.residuals import (
     residual_of,
 )
 from shoal.coordinator.core.prediction.roofline import service_parts, service_seconds
+from shoal.coordinator.core.prediction.shared_variances import NORMAL_QUANTILE
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS
 from shoal.types.assignment import Measured
 from shoal.types.device import EnergySource
@@ -168,12 +169,27 @@ def test_a_residual_compares_with_the_receipt() -> None:
 
 
 def test_kernels_of_a_kind_miss_by_the_same_factor() -> None:
-    """Recurrent cells take four times what products take; a model that is half of each takes the mean."""
+    """Recurrent cells take four times what products take; a model that is half of each takes the mean of the seconds,
+    2.5 times, not of their logarithms."""
     recurrent, half = mix_of(0.0, recurrent=1.0), mix_of(0.0, recurrent=0.5, matmul=0.5)
-    seen = [residual(1.0, model, mix=mix_of(0.0, matmul=1.0)) for model in "abcd"]
-    seen += [residual(4.0, model, mix=recurrent) for model in "efgh"]
-    assert correction(seen, "z", BOARD, recurrent).mid == pytest.approx(4, rel=0.2)
-    assert correction(seen, "z", BOARD, half).mid == pytest.approx(2, rel=0.2)
+    seen = [residual(1.0, model, mix=mix_of(0.0, matmul=1.0)) for model in "abcdefgh"]
+    seen += [residual(4.0, model, mix=recurrent) for model in "ijklmnop"]
+    assert correction(seen, "z", BOARD, recurrent).mid == pytest.approx(4, rel=0.1)
+    assert correction(seen, "z", BOARD, half).mid == pytest.approx(2.5, rel=0.1)
+
+
+def test_an_interval_is_as_wide_as_the_errors_are_that_were_made() -> None:
+    """Of errors that are mostly small, nine of ten are nearer than those of a normal distribution with their variance.
+    Of too few nothing says so."""
+    chance = np.random.default_rng(3)
+    errors = chance.choice((-1.0, 1.0), 40) * np.where(np.arange(40) % 20 == 0, 0.8, 0.05)
+    seen = [residual(math.exp(error), f"model{number}") for number, error in enumerate(errors)]
+
+    def half(of: list[Residual]) -> float:
+        found = correction(of, "z", BOARD)
+        return math.log(found.high / found.mid)
+
+    assert 0.05 < half(seen) < 0.2 < NORMAL_QUANTILE * float(np.std(errors)) < half(seen[:8])
 
 
 def needs(sizes: LoadSizes) -> LoadNeeds:

@@ -1,0 +1,84 @@
+"""By how much measurements of models on devices are alike: what they have in common, times its variance."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from shoal.coordinator.core.prediction.residuals import Residual
+from shoal.coordinator.core.prediction.shared_variances import SharedVariances
+from shoal.coordinator.core.prediction.transfer.known import Floats
+
+_REACH: Final = 0.3
+"""Over which shares of the seconds two models are alike: a third of the time in other operators."""
+_KINDS_TIMES, _OPERATORS_TIMES, _REACHES = (1.0, 4.0), (1.0, 0.25), (_REACH, 2 * _REACH)
+"""What the region's own measurements choose from; first what is assumed before there are enough."""
+
+
+class Assumption(NamedTuple):
+    """What is assumed of a region before its measurements are looked at."""
+
+    # What measurements share.
+    variances: SharedVariances
+    # Over which shares of the seconds two models are alike.
+    reach: float = _REACH
+
+
+class Common(NamedTuple):
+    """What two lists of measurements have in common, one with each other: (one, other)."""
+
+    # Whether they are with the same provider: 0 or 1.
+    provider: Floats
+    # Whether they are on the same device class.
+    device_class: Floats
+    # Whether they are of the same model.
+    model: Floats
+    # Squared distance of their mixes.
+    apart: Floats
+
+
+def common(one: Sequence[Residual], other: Sequence[Residual]) -> Common:
+    def same(key: Callable[[Residual], object]) -> Floats:
+        numbers: dict[object, int] = {}
+        rows = np.array([numbers.setdefault(key(each), len(numbers)) for each in one])
+        columns = np.array([numbers.setdefault(key(each), len(numbers)) for each in other])
+        found: Floats = (rows[:, None] == columns).astype(np.float64)
+        return found
+
+    left, right = mixes(one), mixes(other)
+    apart: Floats = np.maximum((left**2).sum(1)[:, None] + (right**2).sum(1) - 2 * left @ right.T, 0.0)
+    return Common(
+        same(lambda each: each.device_class.provider),
+        same(lambda each: each.device_class),
+        same(lambda each: each.model),
+        apart,
+    )
+
+
+def mixes(of: Sequence[Residual]) -> Floats:
+    return np.array([each.mix for each in of], float)
+
+
+def covariance(assumption: Assumption, shared: Common, shares: Floats, others: Floats) -> Floats:
+    """(one, other): of the values. shares, others: of the seconds of each, by kind of kernel."""
+    variances, reach = assumption
+    alike = np.exp(-shared.apart / (2 * reach**2))
+    found: Floats = (
+        variances.region
+        + shared.provider * (variances.provider + variances.operators * alike + variances.kinds * (shares @ others.T))
+        + shared.device_class * variances.device_class
+        + shared.model * (variances.model + shared.provider * variances.model_and_provider)
+    )
+    return found
+
+
+def assumptions(variances: SharedVariances) -> tuple[Assumption, ...]:
+    """Those that a region chooses from: how much of a model's error is that of its kinds of kernels, and how far what
+    is left of it reaches. One alone where neither counts."""
+    if not variances.kinds:
+        return (Assumption(variances),)
+    return tuple(
+        Assumption(variances._replace(kinds=kinds * variances.kinds, operators=operators * variances.operators), reach)
+        for kinds, operators, reach in product(_KINDS_TIMES, _OPERATORS_TIMES, _REACHES)
+    )
