@@ -211,6 +211,8 @@ class MemoryRun:
         self._node, self._group, self._models = node, group, models
         self.profiles = {name: profile_at_batch_1(each) for name, each in models.items()}
         self._foreign = ForeignMemory(self._free_bytes)
+        # No worker came or went since memory stood still. Most placements are refused: then nothing is waited for.
+        self._is_still = False
 
     async def needs(self) -> dict[str, int]:
         """What loading each model takes of the machine, which has nothing else to hold: by the peak of what is in use
@@ -240,7 +242,8 @@ class MemoryRun:
             for name, (_, leaves_at) in list(resident.items()):
                 if leaves_at <= number:
                     await self._remove(name, resident)
-            await self._node.settle()
+            if not self._is_still:
+                await self._settle()
             self._foreign.leave(arrival.left_bytes)
             self._group.take_shortages()
             found.append(await self._place(rule, arrival, f"{arrival.model}-{number}", needs[arrival.model], resident))
@@ -262,7 +265,7 @@ class MemoryRun:
             return MemoryTrial("refused", reading.free_bytes, asked, needed, 0)
         resident[name] = assignment, arrival.leaves_at
         ended = await self._node.load(self._models[arrival.model], assignment)
-        await self._node.settle()
+        await self._settle()
         shortages, foreign = self._group.take_shortages(), self._foreign.is_alive
         if not foreign:
             self._foreign.revive()
@@ -284,7 +287,12 @@ class MemoryRun:
 
     async def _remove(self, name: str, resident: dict[str, tuple[Assignment, int]]) -> None:
         del resident[name]
+        self._is_still = False
         await self._node.remove(name)
+
+    async def _settle(self) -> None:
+        await self._node.settle()
+        self._is_still = True
 
     def _free_bytes(self) -> int:
         return self._node.read().free_bytes

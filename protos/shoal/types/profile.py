@@ -77,9 +77,9 @@ of several channels, and of one; transcendental: exponentials and the like; redu
 
 RUN_BATCHES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Requests that run as one, of which a profile knows the memory."""
-PROFILE_VERSION: Final = 1
+PROFILE_VERSION: Final = 2
 """Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed
-again as a model is pushed again."""
+again after a coordinator's start, and as a model is pushed again. Since 2 `run_bytes` are of two runs."""
 
 
 @dataclass(frozen=True, slots=True)

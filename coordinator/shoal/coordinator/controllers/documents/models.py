@@ -24,7 +24,7 @@ from shoal.coordinator.core.catalog.publishers import (
     rollback_refusal,
 )
 from shoal.coordinator.core.workloads.model import Reference
-from shoal.coordinator.ports import Blobs, Inspector
+from shoal.coordinator.ports import Blobs, Inspector, StaleRevision
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
 from shoal.types.migration import PACK_BYTES, PackRef
@@ -127,6 +127,29 @@ class ModelsController:
                 raise
             log.warning("inspection_failed", digest=digest, error=str(error))
             return None
+
+    async def refresh_profiles(self) -> None:
+        """Inspects the models of which an older version computed the profile, one after the other, at the shapes that
+        what runs was placed at. A model that today's rules refuse, or whose bytes are gone, stays as it was."""
+        for digest in sorted(self._catalog().models):
+            try:
+                await self._refresh_profile(digest)
+            except (ShoalError, StaleRevision) as error:
+                log.warning("inspection_failed", digest=digest, error=str(error))
+
+    async def _refresh_profile(self, digest: str) -> None:
+        """Raises ShoalError(MODEL_DIGEST | STORE_FULL | ..)."""
+        known, size = self._catalog().models.get(digest), await self._blobs.stat(digest)
+        if known is None or size is None or known.profile.version >= PROFILE_VERSION:
+            return
+        try:
+            profile = await self._inspect_again(size, digest, self._blobs.read(digest, 0), known.profile)
+            async with self._fence.documents_lock:
+                now = self._catalog().models.get(digest)
+                if profile is not None and now is not None and _is_newer(profile, now.profile):
+                    await self._record(replace(now, profile=profile), "", "coordinator", None)
+        finally:
+            await self._delete_unrecorded(digest)  # of a model that was removed meanwhile
 
     def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         known = self._catalog().models[digest].profile.reference_shapes
@@ -258,10 +281,9 @@ class ModelsController:
                 else:
                     model = known if guest_of else replace(known, guest_of="")
                 if profile is not None and model.profile != profile:
-                    is_alike = profile.reference_shapes == model.profile.reference_shapes
-                    if has_shapes and not is_alike:
+                    if has_shapes and profile.reference_shapes != model.profile.reference_shapes:
                         self._check_unused(digest)
-                    if has_shapes or (is_alike and profile.version > model.profile.version):
+                    if has_shapes or _is_newer(profile, model.profile):
                         model = replace(model, profile=profile)
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
@@ -446,6 +468,11 @@ class ModelsController:
         event = LogEvent("MODEL_KEPT", model.digest, ", ".join(model.names), actor)
         await self._fence.commit(puts, events=[event])
         self._adopt(self._catalog().with_changes(models={**models, **changed}, newest=newest))
+
+
+def _is_newer(profile: ModelProfile, known: ModelProfile) -> bool:
+    """Of a newer version, at the same shapes."""
+    return profile.reference_shapes == known.reference_shapes and profile.version > known.version
 
 
 def _pack_for_models(pack: PackRecord, models: Collection[str]) -> PackRecord:
