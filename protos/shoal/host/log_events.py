@@ -70,7 +70,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "front_restarted": "The front ended, and is started again.",
     "front_start_failed": "The front's process could not be started. It is tried again.",
     "http_request_failed": "A request of metrics or models ended in an unforeseen error; its caller got status 500.",
-    "inspection_failed": "A model that an older version inspected was inspected again, and refused. It stays as it was.",
+    "inspection_failed": "A model was inspected again after an older version did, and refused. It stays as it was.",
     "isolation_failed": "The kernel refused a part of the worker's sandbox. The worker runs without that part.",
     "leadership_acquired": "This coordinator leads the region, in this term.",
     "leadership_failed": "This coordinator was elected, but cannot lead. It tries again.",
