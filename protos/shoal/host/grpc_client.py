@@ -47,6 +47,10 @@ may be allowed (RFC 9113, section 6.5.2), 74 in these and 64 in ones of 256 KiB,
 _JOINED_BYTES: Final = 2**14
 """A smaller request leaves in one frame; a larger one is not copied for that."""
 
+_GRPC_HEAD: Final = object()
+_STATUS_OK: Final = object()
+"""What was made of a block (`HeaderList.parsed`) that is the head of an answer, or its end. A server repeats both."""
+
 Metadata = Sequence[tuple[str, str]]
 
 _HTTP_STATUSES: Final = {
@@ -212,15 +216,22 @@ class ClientCall:
     def on_headers(self, headers: HeaderList, *, is_end: bool) -> None:
         if not self._has_head:
             self._has_head = True
+            if headers.parsed is _GRPC_HEAD and not is_end:
+                return
             code = headers.get(b":status") or b""
             if code != b"200" or not (headers.get(b"content-type") or b"").startswith(b"application/grpc"):
                 found = code.decode("latin-1")
                 status = _HTTP_STATUSES.get(int(found) if found.isdigit() else 0, GrpcStatus.UNKNOWN)
                 self._fail(status, f"HTTP status {found} without gRPC")
                 return
+            headers.parsed = _GRPC_HEAD
         if is_end:
             self._has_status = True
-            self._error = self._error or _status_error(headers)
+            if headers.parsed is not _STATUS_OK:
+                error = _status_error(headers)
+                if error is None:
+                    headers.parsed = _STATUS_OK
+                self._error = self._error or error
 
     def on_data(self, data: memoryview) -> None:
         try:

@@ -20,7 +20,6 @@ from shoal.http2.header_blocks import (
     HeadersTooLarge,
     HeadersUnreadable,
     request_error,
-    response_error,
     trailer_error,
 )
 
@@ -417,8 +416,7 @@ class Http2Connection:
         """A response's head, or trailers."""
         if not stream.is_remote_open:
             raise self._fail(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream.id}, which has ended")
-        is_head = self._side is Side.CLIENT and headers.get(b":status") is not None
-        error = response_error(headers) if is_head else trailer_error(headers)
+        is_head, error = (False, trailer_error(headers)) if self._side is Side.SERVER else headers.response_error()
         is_cut = is_end and stream.declared_bytes >= 0 and stream.declared_bytes != stream.received_bytes
         if error is not None or is_cut or not (is_head or is_end):
             self.reset(stream, ErrorCode.PROTOCOL_ERROR)
@@ -433,13 +431,11 @@ class Http2Connection:
             self._end_remote(stream)
 
     def _has_valid_length(self, stream: Stream, headers: HeaderList, *, is_end: bool) -> bool:
-        declared = headers.get(b"content-length")
+        declared = headers.declared_bytes()
         if declared is None:
-            return True
-        if not declared.isdigit() or len(declared) > 18:
             return False
-        stream.declared_bytes = int(declared)
-        return not (is_end and stream.declared_bytes)
+        stream.declared_bytes = declared
+        return not (is_end and declared > 0)
 
     def _on_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Any frame but DATA and HEADERS."""

@@ -1,11 +1,11 @@
 """Header blocks (HPACK, RFC 7541) by the library `hpack`, and the rules for fields of requests and responses.
 
 A client repeats the block of its calls byte for byte once its fields are in the dynamic table. So a connection keeps
-what its latest blocks decode to, until a block changes the table. One that states deadlines repeats most fields: what
-was found well-formed is kept too.
+what its latest blocks decode to, until a block changes the table. One that states deadlines, or ids, repeats most
+fields: those with which the latest block began are not read again, and what was found well-formed is kept too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
@@ -38,14 +38,14 @@ _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authori
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-_FORBIDDEN_IN_NAME: Final = frozenset(range(0x21)) | frozenset(range(0x41, 0x5B)) | frozenset(range(0x7F, 0x100))
-_STATIC: Final = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_FORBIDDEN_IN_NAME: Final = bytes((*range(0x21), *range(0x41, 0x5B), *range(0x7F, 0x100)))
+_STATIC: Final[Sequence[tuple[bytes, bytes]]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_ENTRIES: Final = len(HeaderTable.STATIC_TABLE)
-"""The static table, which begins at 1, and how many entries it has."""
+"""The static table, which begins at 1, and how many entries it has. Were it known as a tuple of 62, compiled code would
+make one anew for each look into it."""
 _STATIC_FIELDS: Final = {field: index for index, field in enumerate(HeaderTable.STATIC_TABLE, 1) if field[1]}
 """Indices of the static table's whole fields (RFC 7541, appendix A)."""
 _STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(tuple(enumerate(HeaderTable.STATIC_TABLE, 1)))}
-_FORBIDDEN_IN_VALUE: Final = frozenset(b"\x00\r\n")
 
 
 class HeadersTooLarge(Exception):
@@ -59,10 +59,13 @@ class HeadersUnreadable(Exception):
 class HeaderList:
     """Fields of one block, in order. Equal blocks of a connection share one object."""
 
-    __slots__ = ("fields", "parsed", "sound")
+    __slots__ = ("_declared_bytes", "_response_error", "fields", "parsed", "sound")
 
     def __init__(self, fields: tuple[tuple[bytes, bytes], ...], sound: "SoundFields | None" = None) -> None:
         self.fields = fields
+        self._declared_bytes: int | None = None
+        """As `declared_bytes`, once that was asked for; so is the next one."""
+        self._response_error: tuple[bool, str | None] | None = None
         self.parsed: object = None
         """What the user of the connection made of the fields, kept for the next equal block."""
         self.sound = SoundFields() if sound is None else sound
@@ -70,6 +73,24 @@ class HeaderList:
     def get(self, name: bytes) -> bytes | None:
         """The field's first value."""
         return next((value for key, value in self.fields if key == name), None)
+
+    def declared_bytes(self) -> int | None:
+        """The field content-length; -1 without it, None where it is no length."""
+        found = self._declared_bytes
+        if found is None:
+            declared = self.get(b"content-length")
+            if declared is not None and (not declared.isdigit() or len(declared) > 18):
+                return None
+            found = self._declared_bytes = -1 if declared is None else int(declared)
+        return found
+
+    def response_error(self) -> tuple[bool, str | None]:
+        """Whether the fields are a response's head and no trailers, and why they are malformed; None: they are not."""
+        found = self._response_error
+        if found is None:
+            is_head = self.get(b":status") is not None
+            found = self._response_error = is_head, (response_error(self) if is_head else trailer_error(self))
+        return found
 
 
 class SoundFields:
@@ -90,6 +111,34 @@ class SoundFields:
         return found
 
 
+class _LastBlock:
+    """A block that did not change the table, and how it was read."""
+
+    __slots__ = ("_block", "_ends", "_fields", "_sizes")
+
+    def __init__(
+        self, block: bytes, fields: tuple[tuple[bytes, bytes], ...], ends: list[int], sizes: list[int]
+    ) -> None:
+        """ends, sizes: of each field, where it ends in the block, and the size of the list with it."""
+        self._block = block
+        self._fields = fields
+        self._ends = ends
+        self._sizes = sizes
+
+    def copy_start(self, block: bytes, fields: list[tuple[bytes, bytes]], ends: list[int], sizes: list[int]) -> None:
+        """Add to the lists the fields with which the other block begins as well, byte for byte."""
+        known, kept, least, most = self._block, self._ends, 0, len(self._ends)
+        while least < most:  # how many they are
+            count = (least + most + 1) // 2
+            if block.startswith(known[: kept[count - 1]]):
+                least = count
+            else:
+                most = count - 1
+        fields += self._fields[:least]
+        ends += kept[:least]
+        sizes += self._sizes[:least]
+
+
 class HeaderDecoder:
     """Decodes the header blocks of one direction of a connection, each of them, in order.
 
@@ -102,6 +151,8 @@ class HeaderDecoder:
         self._decoder = Decoder(MAX_LIST_BYTES)
         self._table = self._decoder.header_table
         self._kept: dict[bytes, HeaderList] = {}
+        self._last: _LastBlock | None = None
+        """The latest that was read, unless the table changed since."""
         self._sound = SoundFields()
 
     def decode(self, block: bytes) -> HeaderList:
@@ -111,7 +162,7 @@ class HeaderDecoder:
             return kept
         try:
             if block and block[0] & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
-                self._kept.clear()
+                self._forget()
                 fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
                 return HeaderList(fields, self._sound)
             fields, is_table_new = self._read(block)
@@ -123,10 +174,15 @@ class HeaderDecoder:
             raise HeadersUnreadable("a block that ends within a field, or an entry that there is not") from None
         found = HeaderList(fields, self._sound)
         if is_table_new:
-            self._kept.clear()
+            self._forget()
         else:
             self._keep(block, found)
         return found
+
+    def _forget(self) -> None:
+        """The table changes: equal bytes may stand for another field from now on."""
+        self._kept.clear()
+        self._last = None
 
     def _keep(self, block: bytes, found: HeaderList) -> None:
         if len(block) <= _KEPT_BYTES:
@@ -138,8 +194,13 @@ class HeaderDecoder:
         """The fields, and whether they changed the table. Raises HeadersTooLarge, HPACKError, IndexError."""
         table, dynamic = self._table, self._table.dynamic_entries
         fields: list[tuple[bytes, bytes]] = []
+        ends: list[int] = []
+        sizes: list[int] = []
         is_table_new = False
-        at, end, size = 0, len(block), 0
+        if self._last is not None:
+            self._last.copy_start(block, fields, ends, sizes)
+        at, size = (ends[-1], sizes[-1]) if ends else (0, 0)
+        end = len(block)
         while at < end:
             first = block[at]
             at += 1
@@ -170,7 +231,12 @@ class HeaderDecoder:
             size += len(field[0]) + len(field[1]) + _FIELD_OVERHEAD
             if size > MAX_LIST_BYTES:
                 raise HeadersTooLarge
-        return tuple(fields), is_table_new
+            ends.append(at)
+            sizes.append(size)
+        found = tuple(fields)
+        if end <= _KEPT_BYTES:
+            self._last = _LastBlock(block, found, ends, sizes)
+        return found, is_table_new
 
 
 def _integer_at(block: bytes, at: int, value: int) -> tuple[int, int]:
@@ -278,9 +344,11 @@ def _any_error(fields: HeaderList) -> str | None:
 def field_error(name: bytes, value: bytes) -> str | None:
     """Why a field is malformed (RFC 9113, sections 8.2.1 and 8.2.2); None: it is not. Whether a pseudo-header is one
     that there is is asked elsewhere."""
-    if not name.startswith(b":") and (not name or not _FORBIDDEN_IN_NAME.isdisjoint(name) or b":" in name):
+    is_plain = len(name.translate(None, _FORBIDDEN_IN_NAME)) == len(name)
+    if not name.startswith(b":") and (not name or not is_plain or b":" in name):
         return f"field name {name!a:.40}"
-    if not _FORBIDDEN_IN_VALUE.isdisjoint(value) or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
+    has_line_end = b"\r" in value or b"\n" in value or b"\0" in value
+    if has_line_end or value[:1] in (b" ", b"\t") or value[-1:] in (b" ", b"\t"):
         return f"the value of {name!a:.40}"
     if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
         return f"field {name!a:.40}, which is for HTTP/1.1"
