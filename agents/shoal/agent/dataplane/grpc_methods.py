@@ -60,6 +60,9 @@ NO_CUDA_SHARED_MEMORY: Final = Refusal(
     Code.UNIMPLEMENTED, "shared memory of CUDA devices", "system shared memory, or tensors in the request", "use those"
 )
 
+_READY: Final = oip.ServerReadyResponse(ready=True).SerializeToString()
+_NOT_READY: Final = oip.ServerReadyResponse(ready=False).SerializeToString()
+
 _log = structlog.get_logger(__name__)
 _M = TypeVar("_M", bound=Message)
 
@@ -150,7 +153,7 @@ class GrpcMethods:
         service = self._service
         inference = {
             "ServerLive": self._header_only(lambda _: oip.ServerLiveResponse(live=service.live()), anonymous=True),
-            "ServerReady": self._header_only(lambda call: oip.ServerReadyResponse(ready=service.server_ready(call))),
+            "ServerReady": self._header_only(lambda call: _READY if service.server_ready(call) else _NOT_READY),
             "ServerMetadata": self._header_only(service.server_metadata),
             "RepositoryModelLoad": self._header_only(self._refuse_load),
             "RepositoryModelUnload": self._header_only(self._refuse_load),
@@ -188,7 +191,9 @@ class GrpcMethods:
             **beside,
         }
 
-    def _header_only(self, answer: Callable[[InboundCall], Message], *, anonymous: bool = False) -> MethodHandler:
+    def _header_only(
+        self, answer: Callable[[InboundCall], Message | bytes], *, anonymous: bool = False
+    ) -> MethodHandler:
         """A method with an empty request: it is answered from its headers, without reading or waiting for the message.
 
         `anonymous` methods authenticate nobody.
@@ -206,7 +211,8 @@ class GrpcMethods:
                 if call.identity is None and anonymous:
                     return False
                 with self.admission.call(call.caller):
-                    content = answer(call).SerializeToString()
+                    answered = answer(call)
+                    content = answered if isinstance(answered, bytes) else answered.SerializeToString()
             except ShoalError:
                 return False
             if not carried.has_room(len(content)):

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from shoal.agent.dataplane.begun_forward import BegunForward
 from shoal.agent.dataplane.forward_auth import ForwardAuth, extras_of
 from shoal.agent.dataplane.grpc_methods import SERVICE
 from shoal.agent.dataplane.request import MAX_FIELDS, MAX_RANK, MAX_TENSORS
@@ -33,12 +33,12 @@ from shoal.agent.dataplane.transport import (
     TlsFiles,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, InferAnswer, PendingCall
+from shoal.agent.frames import ConnectionLost, FrameClient, FrameMessage, PendingCall
 from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
 from shoal.host.egress_guard import refusal_of_peer
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, UnaryCall
+from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
 from shoal.host.tls import client_context
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
@@ -362,16 +362,14 @@ class _PeerConnection:
         request: bytes,
         timeout_s: Seconds,
         metadata: tuple[tuple[str, str], ...],
-    ) -> "_BegunForward | None":
+    ) -> BegunForward | None:
         """As `call`, without a task: `pending` gets an InferAnswer. None where it would have to wait."""
-        channel = self.channel(request)
-        call = _BegunForward(self, pending, path, request, asyncio.get_running_loop().time() + timeout_s, metadata)
-        sent = channel.begin_unary(path, request, timeout_s, metadata, partial(call.on_answer, channel))
-        if sent is None:
+        channel, now = self.channel(request), asyncio.get_running_loop().time()
+        call = BegunForward(self, channel, pending, path, request, metadata)
+        if not call.begin(now, timeout_s):
             return None
-        call.sent = sent
         if channel is self.large:
-            self._large_since[call] = asyncio.get_running_loop().time()
+            self._large_since[call] = now
         return call
 
     def on_call_end(self, call: object) -> None:
@@ -432,65 +430,6 @@ class _PeerConnection:
             await self._ping.wait_for_change(state)
 
 
-class _BegunForward:
-    """A request on its way to another front, without a task unless that refuses it unread."""
-
-    def __init__(
-        self,
-        connection: _PeerConnection,
-        pending: PendingCall,
-        path: str,
-        request: bytes,
-        deadline: float,
-        metadata: tuple[tuple[str, str], ...],
-    ) -> None:
-        """`deadline`: by the event loop's clock."""
-        self._connection = connection
-        self._pending: PendingCall | None = pending
-        self._path = path
-        self._request = request
-        self._deadline = deadline
-        self._metadata = metadata
-        self.sent: UnaryCall | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def withdraw(self) -> None:
-        """Nobody waits for the answer any more. Idempotent."""
-        self._pending = None
-        self._connection.on_call_end(self)
-        if self._task is not None:
-            self._task.cancel()
-        elif self.sent is not None:
-            self.sent.withdraw()
-
-    def on_answer(self, channel: GrpcChannel, answer: bytes | None, error: CallError | None) -> None:
-        self._connection.on_call_end(self)
-        if error is not None and error.was_refused:  # it is sent again, as often as `call` does
-            self._task = asyncio.get_running_loop().create_task(self._send_again())
-        elif error is not None:
-            self._end(self._connection.failure_of(channel, error))
-        else:
-            self._end(answer or b"")
-
-    async def _send_again(self) -> None:
-        left = Seconds(self._deadline - asyncio.get_running_loop().time())
-        try:
-            answer = await self._connection.call(self._path, self._request, left, self._metadata)
-        except AttemptFailed as error:
-            self._end(error)
-        else:
-            self._end(answer)
-
-    def _end(self, outcome: bytes | AttemptFailed) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None or pending.done():
-            return
-        if isinstance(outcome, AttemptFailed):
-            pending.set_exception(outcome)
-        else:
-            pending.set_result(InferAnswer(outcome, {}))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ConnectedPeer:
     """An open connection to another front. It is an `OpenReplica`."""
@@ -504,7 +443,7 @@ class ConnectedPeer:
 
     def begin_infer(
         self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext
-    ) -> _BegunForward:
+    ) -> BegunForward:
         metadata = self.owner.metadata_of(endpoint, context)
         begun = self.connection.begin_call(pending, _INFER, request, context.remaining_s, metadata)
         if begun is None:
@@ -512,7 +451,7 @@ class ConnectedPeer:
         return begun
 
     def end_infer(self, call: object) -> None:
-        if isinstance(call, _BegunForward):
+        if isinstance(call, BegunForward):
             call.withdraw()
 
     def after_call(self) -> None:
@@ -715,12 +654,13 @@ class PeerClients:
         Another region learns neither tenants nor nodes of this one. A trace id reveals nothing: it is random or the
         client's.
         """
-        always: tuple[tuple[str, str], ...] = ((HOP_KEY, "1"), (REQUEST_KEY, context.request_id))
+        own: tuple[tuple[str, str], ...] = ((REQUEST_KEY, context.request_id),)
         if context.attempt is not None:
-            always = (*always, (TRACE_KEY, context.attempt.traceparent))
+            own = (*own, (TRACE_KEY, context.attempt.traceparent))
         if endpoint.region:
-            return (*always, (AGREEMENT_KEY, endpoint.agreement))
-        inside: tuple[tuple[str, str], ...] = (*always, (TENANT_KEY, context.tenant), (ORIGIN_KEY, context.origin))
+            return ((HOP_KEY, "1"), (AGREEMENT_KEY, endpoint.agreement), *own)
+        # What other requests have too comes first: the receiver reads that once (`HeaderDecoder`).
+        inside = ((HOP_KEY, "1"), (TENANT_KEY, context.tenant), (ORIGIN_KEY, context.origin), *own)
         if context.step_token:
             inside = (*inside, (STEP_KEY, context.step_token))
         if context.agreement:

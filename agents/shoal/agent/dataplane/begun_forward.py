@@ -1,0 +1,99 @@
+"""A request on its way to another front, without a task."""
+
+import asyncio
+from typing import Protocol
+
+from shoal.agent.frames import InferAnswer, PendingCall
+from shoal.host.grpc_client import CallError, GrpcChannel, UnaryCall
+from shoal.types.codes import ShoalError
+from shoal.types.units import Seconds
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class ForwardConnection(Protocol):
+    """The connection to the other front."""
+
+    async def call(self, path: str, request: bytes, timeout_s: Seconds, metadata: Metadata) -> bytes:
+        """Raises ShoalError."""
+        ...
+
+    def on_call_end(self, call: object) -> None:
+        """A begun call has ended."""
+        ...
+
+    def failure_of(self, channel: GrpcChannel, error: CallError) -> ShoalError:
+        """What its caller is told of an error of the call."""
+        ...
+
+
+class BegunForward:
+    """One request. `pending` gets an InferAnswer, or why there is none. A task begins where the other front refuses it
+    unread."""
+
+    __slots__ = (
+        "_channel", "_connection", "_deadline", "_metadata", "_path", "_pending", "_request", "_sent", "_task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: ForwardConnection,
+        channel: GrpcChannel,
+        pending: PendingCall,
+        path: str,
+        request: bytes,
+        metadata: Metadata,
+    ) -> None:
+        """`channel`: of the connection, for a request of this size."""
+        self._connection = connection
+        self._channel = channel
+        self._pending: PendingCall | None = pending
+        self._path = path
+        self._request = request
+        self._deadline = 0.0
+        """By the event loop's clock."""
+        self._metadata = metadata
+        self._sent: UnaryCall | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, now: float, timeout_s: Seconds) -> bool:
+        """Send it; False where it would have to wait. `now`: by the event loop's clock."""
+        self._deadline = now + timeout_s
+        self._sent = self._channel.begin_unary(self._path, self._request, timeout_s, self._metadata, self.on_answer)
+        return self._sent is not None
+
+    def withdraw(self) -> None:
+        """Nobody waits for the answer any more. Idempotent."""
+        self._pending = None
+        self._connection.on_call_end(self)
+        if self._task is not None:
+            self._task.cancel()
+        elif self._sent is not None:
+            self._sent.withdraw()
+
+    def on_answer(self, answer: bytes | None, error: CallError | None) -> None:
+        self._connection.on_call_end(self)
+        if error is None:
+            self._end(answer or b"", None)
+        elif error.was_refused:  # it is sent again, as often as `call` does
+            self._task = asyncio.get_running_loop().create_task(self._send_again())
+        else:
+            self._end(b"", self._connection.failure_of(self._channel, error))
+
+    async def _send_again(self) -> None:
+        left = Seconds(self._deadline - asyncio.get_running_loop().time())
+        try:
+            answer = await self._connection.call(self._path, self._request, left, self._metadata)
+        except ShoalError as error:
+            self._end(b"", error)
+        else:
+            self._end(answer, None)
+
+    def _end(self, answer: bytes, error: ShoalError | None) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None or pending.done():
+            return
+        if error is not None:
+            pending.set_exception(error)
+        else:
+            pending.set_result(InferAnswer(answer, {}))
