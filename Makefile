@@ -23,8 +23,6 @@ ARCH ?= $(shell uname -m)
 PYTHON_OF_ARCH ?= 3.11
 COMPILED ?=
 COMPILED_DISTS := dist/compiled/.made
-# All that the copies hold, and what makes them: what is compiled holds constants of what is not, too.
-COMPILED_FROM := $(sort $(shell find protos agents deploy/compiled -type d \( -name __pycache__ -o -name build -o -name '*.egg-info' \) -prune -o -type f -print))
 COMPILED_LIST := dist/compiled/.files
 COMPILING := dist/compiling/.made
 AS_COMPILED = SHOAL_COMPILED=yes PYTHONPATH=$(abspath dist/compiled/protos):$(abspath dist/compiled/agents):tests
@@ -120,13 +118,14 @@ wheels: $(WHEELS) $(if $(COMPILED),$(COMPILED_DISTS)) ## Shoal's own wheels in d
 compiled: $(COMPILED_DISTS) ## in dist/compiled: the transport, the data plane and what a worker runs for a request, compiled for this machine's kind
 
 # Copies of the distributions whose modules can be compiled, compiled in place, one C compiler at a time.
-$(COMPILED_DISTS): $(TEST_STAMP) $(COMPILED_FROM) $(COMPILED_LIST)
+$(COMPILED_DISTS): $(TEST_STAMP) $(COMPILED_LIST)
 	$(BIN)/python deploy/compiled/build.py dist/compiled
 	touch $@
 
-# Changes when a file is added, removed or renamed, which no file's time tells.
+# All that the copies hold, and what makes them, by name and content: what is compiled holds constants of what is not, too.
 $(COMPILED_LIST): always
-	@mkdir -p $(@D) && echo $(COMPILED_FROM) >$@.now && { cmp -s $@.now $@ && rm $@.now || mv $@.now $@; }
+	@mkdir -p $(@D) && find protos agents deploy/compiled -type d \( -name __pycache__ -o -name build -o -name '*.egg-info' \) -prune \
+	    -o -type f -print0 | sort -z | xargs -0 sha256sum >$@.now && { cmp -s $@.now $@ && rm $@.now || mv $@.now $@; }
 
 always:
 
