@@ -10,7 +10,7 @@ first.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -129,6 +129,8 @@ class Expression:
     text: str
     # Variables that it may read.
     variables: frozenset[str]
+    # Of those that are maps, the entries that it may read; one that is missing here: any.
+    entries: Mapping[str, frozenset[str]]
     _program: Any
 
     @classmethod
@@ -158,6 +160,16 @@ class Expression:
                 "ask has(..) before reading a label or attribute that may be absent",
             )
         )
+
+    def reads_of(self, **values: Any) -> str:
+        """What it reads of these values, in order. For all of which that is the same, it comes to the same."""
+        read = list[object]()
+        for name in sorted(self.variables):
+            part, _, field = name.partition(".")
+            value = values[part][field] if field else values[part]
+            entries = self.entries.get(name)
+            read.append(value if entries is None or _is_too_large(name, value) else _entries_of(value, entries))
+        return repr(read)
 
     def refusal(self, **values: Any) -> Refusal | None:
         """None where the candidate matches; otherwise SELECTOR_MISMATCH (or POLICY_COST), with what was found."""
@@ -211,7 +223,7 @@ def _compile(text: str) -> Expression:
         )
     words = {match["word"] for match in _TOKEN.finditer(text)}
     reads = frozenset(name for name in VARIABLES if words.issuperset(name.split(".")))
-    return Expression(text, reads, program)
+    return Expression(text, reads, _entries_read(text, reads), program)
 
 
 @cache
@@ -225,6 +237,48 @@ def _environment() -> Any:
 def _hour(moment: datetime, zone: str) -> int:
     """Hour of the day, 0 to 23, in local time of that zone."""
     return moment.astimezone(ZoneInfo(zone)).hour
+
+
+def _entries_of(value: Mapping[str, object], entries: Iterable[str]) -> object:
+    return [(name, value[name]) for name in sorted(entries) if name in value]
+
+
+def _is_too_large(name: str, value: object) -> bool:
+    try:
+        _check_size(name, value)
+    except ShoalError:
+        return True
+    return False
+
+
+def _entries_read(text: str, variables: Iterable[str]) -> Mapping[str, frozenset[str]]:
+    """Of each variable that is a map, the entries that the text may read, where each use of it names one."""
+    tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "space"]
+    words = ["" if token["string"] else token[0] for token in tokens]
+    found = dict[str, frozenset[str]]()
+    for variable in variables:
+        part, _, field = variable.partition(".")
+        if not VARIABLES[variable].type.startswith("map"):
+            continue
+        uses = [at for at, word in enumerate(words) if word == field and words[max(0, at - 1) : at] == ["."]]
+        named = [_entry_named(tokens, at + 1) for at in uses if words[max(0, at - 2) : at] == [part, "."]]
+        names = {name for name in named if name is not None}
+        # Where the word means something else, too, it may be a way to the map that is not seen here.
+        if None not in named and len(named) == words.count(field):
+            found[variable] = frozenset(names)
+    return found
+
+
+def _entry_named(tokens: Sequence[re.Match[str]], at: int) -> str | None:
+    """The entry that is named from this token on, as in `.site` or `["site"]`; None: something else follows."""
+    following = [each[0] for each in tokens[at : at + 3]]
+    if following[:1] == ["."] and len(following) > 1 and following[2:] != ["("]:
+        return following[1] if tokens[at + 1]["word"] else None
+    if len(following) < 3 or (following[0], following[2]) != ("[", "]") or not tokens[at + 1]["string"]:
+        return None
+    text = following[1]
+    is_plain = text[0] in "\"'" and text[:3] not in ('"""', "'''") and "\\" not in text
+    return text[1:-1] if is_plain else None
 
 
 def _check_size(name: str, value: object) -> None:

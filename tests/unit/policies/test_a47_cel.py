@@ -207,3 +207,40 @@ def test_constants_are_told() -> None:
     assert Expression.compile("1 == 2").constant is False
     assert Expression.compile("1 / 0 == 2").constant is False
     assert Expression.compile("device.kind == 'x'").constant is None
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ('node.labels.rank != "0" || node.labels["site"] == "a"', {"node.labels": {"rank", "site"}}),
+        ('device.attributes.isa == "avx"', {"device.attributes": {"isa"}}),
+        ("has(node . labels . rank)", {"node.labels": {"rank"}}),
+        ('node.name == "node.labels.x" && node.labels.y.startsWith("b")', {"node.labels": {"y"}}),
+        ('"a" in node.labels && node.labels.rank == "1"', {}),
+        ('node.labels.exists(k, k == "a")', {}),
+        ('node.labels[node.name] == "x"', {}),
+        ('node.labels["\\x61"] == "x"', {}),
+        ('node.labels.labels == "x"', {}),
+        ('"x" in model.operators', {}),
+    ],
+)
+def test_what_an_expression_reads_of_maps_is_told_where_it_names_it(text: str, entries: dict[str, set[str]]) -> None:
+    assert Expression.compile(text).entries == entries
+
+
+@given(
+    st.sampled_from(
+        ('node.labels.rank != "0"', 'has(node.labels.site) && node.labels["rank"] == "1"', '"site" in node.labels')
+    ),
+    st.lists(
+        st.dictionaries(st.sampled_from(("rank", "site", "other")), st.sampled_from(("0", "1", "x" * (MAX_TEXT + 1)))),
+        min_size=2,
+        max_size=8,
+    ),
+)
+def test_values_of_which_an_expression_reads_the_same_come_to_the_same(text: str, labels: list[dict[str, str]]) -> None:
+    expression = Expression.compile(text)
+    known = dict[str, object]()
+    for each in labels:
+        found = repr(expression.refusal(node={"labels": each}))
+        assert known.setdefault(expression.reads_of(node={"labels": each}), found) == found

@@ -17,7 +17,7 @@ from shoal.coordinator.core.migration.model import AbortedState
 from shoal.coordinator.core.placement import columns as columns_module
 from shoal.coordinator.core.placement import explain
 from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
-from shoal.coordinator.core.placement.columns import DeviceColumns, ModelFigures, Preparation
+from shoal.coordinator.core.placement.columns import DeviceColumns, Excluded, ModelFigures, Nowhere, Preparation
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Poisoning, Trial, Triple
 from shoal.coordinator.core.placement.solve import Level, Solver
@@ -427,6 +427,7 @@ def test_an_audit_refutes_that_no_device_can_take_what_some_can() -> None:
     scope = Scope(inputs_of(world, NO_MIGRATIONS, now, wall))
     asked = columns._request_of(scope, some, some.require, some.limits)
     columns._nowhere[asked] = next(iter(columns._nowhere.values()))
+    columns.figures(scope, some, some.require, some.limits)  # they were asked for when it was found
     steps = list[Decision]()
     while not (steps and steps[-1].refuted):
         assert len(steps) <= len(region.intents) + 1, "in turn"
@@ -478,18 +479,18 @@ def test_what_no_device_can_take_is_kept_where_there_is_no_room_for_all(monkeypa
     """Only those that find no room are looked at in each step, and each tenant has its share of it."""
     monkeypatch.setattr(columns_module, "MOST_TABLES", 8)
     region, looked = region_of(NODES), list[str]()
-    refusal = explain.refusal
+    remember = Solver.remember_nowhere
 
-    def count(solver: Solver, level: Level, remedy: str) -> Refusal:
+    def count(solver: Solver, level: Level, found: Nowhere) -> None:
         looked.append(solver.intent.key.tenant)
-        return refusal(solver, level, remedy)
+        remember(solver, level, found)
 
     region.intents = (
         *(intent(f"w{at}", tenant="shop", where=f'node.labels.site == "9{at}"') for at in range(10)),
         *(intent(f"v{at}", tenant="zoo", where=f'node.labels.site == "8{at}"') for at in range(2)),
     )
     region.run(10)
-    monkeypatch.setattr(explain, "refusal", count)
+    monkeypatch.setattr(Solver, "remember_nowhere", count)
     world, now, wall = region.world(), Elapsed(region.now), Wall(START + region.now)
     for _ in range(2):
         looked.clear()
@@ -551,29 +552,81 @@ def test_what_fails_is_anew_for_those_alone_that_ask_for_it() -> None:
     assert len(columns._tables) == 2
 
 
-def test_a_warm_up_that_teaches_nothing_makes_nothing_be_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model was measured on one more device, which the selector excludes as before. Where it may exclude for
-    another reason all devices are looked at. `CoreRegion.step` compares both with a decision about everything."""
+def test_a_warm_up_makes_no_device_be_looked_at_again_for_what_none_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was measured on one more device. What excludes the others is known by kind. `CoreRegion.step` compares
+    both with a decision about everything."""
     members = [node(f"n{at:02}", labels={"rank": str(at)}) for at in range(MOST_OF_A_KIND + 2)]
-    region, looked = CoreRegion(*members, flops={each.name: 1e11 for each in members}), list[str]()
-    refusal = explain.refusal
+    region, looked, found = CoreRegion(*members, flops={each.name: 1e11 for each in members}), list[str](), list[str]()
+    refusal, remember = explain.refusal, Solver.remember_nowhere
 
     def count(solver: Solver, level: Level, remedy: str) -> Refusal:
         if solver._columns is region.kept.columns:  # neither a plan nor a decision about everything
             looked.append(str(solver.intent.key))
         return refusal(solver, level, remedy)
 
+    def note(solver: Solver, level: Level, nowhere: Nowhere) -> None:
+        found.append(str(solver.intent.key))
+        remember(solver, level, nowhere)
+
     nowhere = (intent("nowhere", where='node.labels.rank == "none"'), intent("slow", latency_p95_s=Seconds(1e-6)))
     each_has_it = [intent(f"w{at}", where=f'node.labels.rank == "{at}"') for at in range(MOST_OF_A_KIND)]
     region.intents = (*nowhere, *each_has_it)
     region.run(30)
     monkeypatch.setattr(explain, "refusal", count)
+    monkeypatch.setattr(Solver, "remember_nowhere", note)
     known = region.memory
     region.intents = (*region.intents, intent("late", where=f'node.labels.rank == "{MOST_OF_A_KIND}"'))
     region.run(10)
     assert len(region.memory.measured) == len(known.measured) + 1
     assert region.memory.residuals is known.residuals
-    assert set(looked) == {"shop/slow"}
+    assert set(found) == {"shop/nowhere", "shop/slow"}
+    assert looked == []
+
+
+SELECTORS: Final = (
+    *("", 'node.labels.rank == "none"', 'node.name == "gone"', "node.labels.absent == 'x'"),
+    *('node.labels.rank != "1"', 'device.kind == "npu"', 'device.name == "gpu0" && node.name != "n1"'),
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_excludes_devices_by_kind_says_what_a_look_at_each_says(seed: int) -> None:
+    """The refusal, its counts and whether it lasts; of nodes whose names go on after another's, silent and cordoned
+    ones, kinds that cannot run the model, and selectors that read names."""
+    chance, precisions = Choices(seed), ("fp16", "int8")
+    members = [
+        node(
+            f"n{at}",
+            device(runtime_version=chance.choice(("1", "2"))),
+            *((device("gpu0", kind="gpu"),) if at % 3 else ()),
+            labels={"rank": str(chance.randrange(3))},
+        )
+        for at in (*range(8), 10, 11, 110)
+    ]
+    region = CoreRegion(*members, flops={each.name: 1e11 * chance.randrange(1, 3) for each in members})
+    region.intents = (intent("some"),)
+    region.run(10)
+    for name in ("n1", "n5"):
+        region.fleet = region.fleet.with_node(replace(region.fleet.nodes[name], cordoned=True))
+    region.fleet = region.fleet.with_node(replace(region.fleet.nodes["n10"], liveness=Liveness.SUSPECT))
+    inputs = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    scope, columns, everywhere = Scope(inputs), DeviceColumns(), 0
+    columns.update(inputs, inputs.measured, ())
+    for where in SELECTORS:
+        for late, precision in ((None, ""), (1e-9, ""), (None, chance.choice(precisions)), (1e-9, precisions[0])):
+            models = (ModelRef("ocr.onnx", DIGEST, precision), ModelRef("small.onnx", SMALL, precision))
+            bound = Seconds(late) if late is not None else None
+            asked = intent("w", where=where, models=models[: chance.randrange(1, 3)], latency_p95_s=bound)
+            found = columns.excluded(scope, asked, asked.require, asked.limits)
+            each = [faults for _, faults in columns.candidates(scope, asked, asked.require, asked.limits)]
+            assert (found is None) == (not all(each))
+            if found is None:
+                continue
+            everywhere += 1
+            level = Level(asked.require, asked.limits, 1, (), (), NO_ALLOCATIONS)
+            one_by_one = [Excluded(faults, 1) for faults in each]
+            assert explain.nowhere(found, level, "") == explain.nowhere(one_by_one, level, "")
+    assert everywhere > len(SELECTORS), "most have no place"
 
 
 def test_what_no_device_can_take_is_told_apart_by_models_that_are_here() -> None:

@@ -11,7 +11,7 @@ too much, but it never leaves out a place that fits, and the objective that it r
 """
 
 import enum
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -42,7 +42,7 @@ from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
 from shoal.types import stable_hash
-from shoal.types.codes import Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.receipt import Receipt, RuntimeSupport
 from shoal.types.units import Seconds
@@ -60,8 +60,6 @@ MOST_COLUMNS: Final = 64
 """Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
 MOST_DOUBTED: Final = 8
 """Devices of those where a request that nothing can take is feasible by columns, at which an audit looks."""
-MOST_CHANGED_ROWS: Final = 64
-"""Devices that are looked at again for what no device can take; with more, all are."""
 NONE: Final = -1
 _FIGURES: Final = ("judged", "feasible", "awake", "asleep", "memory", "busy")
 """Arrays of `_Figures`, by kind."""
@@ -110,6 +108,15 @@ class Nowhere(NamedTuple):
     is_permanent: bool
 
 
+class Excluded(NamedTuple):
+    """Devices that a request finds excluded by the same constraints, whatever else is placed."""
+
+    # What excludes one of them. What is said of the others differs in names alone, and comes after it by its text.
+    faults: tuple[PlacementFault, ...]
+    # How many they are.
+    number: int
+
+
 class _KnownNowhere(NamedTuple):
     """That, and what it was found from."""
 
@@ -118,8 +125,6 @@ class _KnownNowhere(NamedTuple):
     tenant: str
     # Of the devices, as `DeviceColumns` counts it.
     version: int
-    # By model variant and row, the hash of what excludes it: 8 bytes instead of half a KiB for each device.
-    excluded_by: Mapping[str, Ints]
     # Of each model, how often a device had become of another kind.
     changes: tuple[int, ...]
     # The same columns, the residuals and the profiles.
@@ -176,8 +181,6 @@ class _Model:
         """Grows when a kind gets its first row."""
         self.changes = 0
         """Grows when a row becomes of another kind."""
-        self.changed_rows: deque[int] = deque(maxlen=MOST_CHANGED_ROWS)
-        """The last of these rows."""
         self.samples: list[int] = []
         """Of each kind: a row that was of it, if it has any."""
 
@@ -186,15 +189,7 @@ class _Model:
         found.kinds, found.ids = self.kinds.copy(), dict(self.ids)
         found.counts, found.samples = [*self.counts], [*self.samples]
         found.unknown = dict(self.unknown)
-        found.changed_rows = self.changed_rows.copy()
         return found
-
-    def rows_since(self, changes: int) -> set[int] | None:
-        """Rows that became of another kind after so many changes; None: not known any more."""
-        more = self.changes - changes
-        if not 0 <= more <= len(self.changed_rows):
-            return None
-        return set(islice(self.changed_rows, len(self.changed_rows) - more, None))
 
     @property
     def unmeasured_kinds(self) -> list[int]:
@@ -216,7 +211,6 @@ class _Model:
         before = int(self.kinds[row])
         if kind != before:
             self.changes += 1
-            self.changed_rows.append(row)
         if before != NONE:
             self.counts[before] -= 1
         if kind != NONE:
@@ -237,22 +231,43 @@ class _Selector:
         """Meanwhile, by what the selector reads of a device."""
         self.admits: Flags = np.zeros(0, dtype=np.bool_)
         """Of which rows it is true."""
-        self.refusals: list[Refusal | None] = []
-        """Of the other rows, why not."""
+        self.refusals: list[Refusal] = []
+        """Why it is not true of others; each once."""
+        self._numbers: dict[Refusal, int] = {}
+        """Where each is among them."""
+        self._of_rows: Ints = np.zeros(0, dtype=np.int64)
+        """Of the other rows, which it is; NONE: it is true, or nobody looked yet."""
 
     def copy(self) -> "_Selector":
         found = copy(self)
-        found.admits, found.refusals = self.admits.copy(), [*self.refusals]
-        found.unknown, found.answers = dict(self.unknown), dict(self.answers)
+        found.admits, found.refusals, found._of_rows = self.admits.copy(), [*self.refusals], self._of_rows.copy()
+        found.unknown, found.answers, found._numbers = dict(self.unknown), dict(self.answers), dict(self._numbers)
         return found
 
     def put(self, row: int, refusal: Refusal | None) -> None:
-        self.admits[row], self.refusals[row] = refusal is None, refusal
+        number = NONE if refusal is None else self._numbers.setdefault(refusal, len(self.refusals))
+        if refusal is not None and number == len(self.refusals):
+            self.refusals.append(refusal)
+        self.admits[row], self._of_rows[row] = refusal is None, number
         self.unknown.pop(row, None)
 
+    def refusal_of(self, row: int) -> Refusal | None:
+        """Why it is not true of a row; None: it is."""
+        number = int(self._of_rows[row])
+        return None if number == NONE else self.refusals[number]
+
+    def by_code(self, rows: Ints) -> Sequence[tuple[Refusal, Ints]]:
+        """These rows, of which it is not true, by the code of its refusal, with the first one by its text."""
+        of_rows, found = self._of_rows[rows], dict[Code, list[int]]()
+        for number in np.unique(of_rows).tolist():
+            found.setdefault(self.refusals[number].code, []).append(number)
+        return [
+            (min((self.refusals[number] for number in part), key=str), rows[np.isin(of_rows, part)])
+            for part in found.values()
+        ]
+
     def grow(self, rows: int) -> None:
-        self.refusals += [None] * (rows - len(self.refusals))
-        self.admits = _longer(self.admits, rows)
+        self.admits, self._of_rows = _longer(self.admits, rows), _longer(self._of_rows, rows, NONE)
 
 
 class _Figures:
@@ -453,6 +468,8 @@ class DeviceColumns:
         self._marked, self._is_all_marked = set(), False
         for variant in [name for name, each in self._models.items() if len(each.counts) > 2 * len(self._slots)]:
             del self._models[variant]  # most of its kinds have no device any more
+        for where in [name for name, each in self._selectors.items() if len(each.refusals) > 2 * len(self._slots)]:
+            del self._selectors[where]  # most of its refusals are of no device any more
 
     def audit(self, scope: Scope, allocations: Allocations, where: str) -> None:
         """Checks what columns say of some nodes, in turn: of what is taken of them, and by this selector."""
@@ -518,7 +535,7 @@ class DeviceColumns:
             selector = self._selectors.get(where)
             if selector is None or row in selector.unknown:
                 continue
-            if selector.refusals[row] != _selector_refusal(scope, where, state, device):
+            if selector.refusal_of(row) != _selector_refusal(scope, where, state, device):
                 return False
         return True
 
@@ -725,7 +742,7 @@ class DeviceColumns:
         models = [each for each in intent.models if each.digest in scope.inputs.profiles]
         if not (models and self._rows):
             return
-        refusals = self._selector(scope, require.where).refusals if require.where else None
+        selector = self._selector(scope, require.where) if require.where else None
         for model, figures in zip(models, self._judged(scope, intent, require, limits, models), strict=True):
             kinds = figures.model.kinds.tolist()
             for state, device in scope.devices:
@@ -736,7 +753,47 @@ class DeviceColumns:
                     yield option, scope.faults(option, intent, require, limits)
                     continue
                 option = replace(sample, state=state, device=device, receipt=state.receipts.get(device.name))
-                yield option, scope.faults_of_place(option, None if refusals is None else refusals[row])
+                yield option, scope.faults_of_place(option, None if selector is None else selector.refusal_of(row))
+
+    def excluded(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits
+    ) -> Sequence[Excluded] | None:
+        """What `candidates` says of each device with each model, of devices of a kind at once; None: some device is not
+        excluded. Of such a request as `candidates` is."""
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        if not (models and self._rows):
+            return None
+        selector = self._selector(scope, require.where) if require.where else None
+        found = list[Excluded]()
+        for model, figures in zip(models, self._judged(scope, intent, require, limits, models), strict=True):
+            kinds = figures.model.kinds
+            usual = self._open & (kinds != NONE)
+            admits = usual if selector is None else usual & selector.admits
+            if (admits & figures.feasible[kinds]).any():
+                return None
+            for row in np.flatnonzero(~self._open & (kinds != NONE)).tolist():
+                option = scope.option(intent, model, *self._place(row))
+                found.append(Excluded(scope.faults(option, intent, require, limits), 1))
+            # What the selector alone excludes is of one sort, whatever its kind.
+            sorts = 2 * np.where(figures.feasible[kinds], NONE, kinds) + admits
+            for sort in np.unique(sorts[usual]).tolist():
+                rows = np.flatnonzero(usual & (sorts == sort))
+                parts = [(None, rows)] if selector is None or sort % 2 else selector.by_code(rows)
+                for refused, part in parts:
+                    named = part[:1].tolist() if figures.feasible[kinds[part[0]]] else self._first_by_name(part)
+                    for number, row in enumerate(named):
+                        option = scope.option(intent, model, *self._place(row))
+                        own = scope.faults(option, intent, replace(require, where=""), limits)
+                        faults = (*scope.faults_of_place(option, refused), *own)
+                        found.append(Excluded(faults, 0 if number else len(part)))
+        return found
+
+    def _first_by_name(self, rows: Ints) -> Sequence[int]:
+        """Those of these devices of which a text comes first that differs in names alone: of the first node by name,
+        and of others whose names go on after the first's."""
+        names = [(slot.node, row) for row in rows.tolist() if (slot := self._slots[row]) is not None]
+        first, _ = min(names)
+        return [row for name, row in sorted(names) if name.startswith(first)]
 
     def nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Nowhere | None:
         """What was found for such a request, if nothing that it depends on is another. Of a uniform request of a
@@ -747,54 +804,28 @@ class DeviceColumns:
         known = self._nowhere.get(request)
         if known is None or not self._is_current(scope, request, known):
             return None
-        models = self._known_models(request)
-        changes = tuple(each.changes for each in models)
-        if changes != known.changes:
-            asked = zip(request.models, models, known.changes, strict=True)
-            if not all(self._excludes_as_before(scope, intent, require, limits, known, *each) for each in asked):
-                return None
-            self._nowhere[request] = known._replace(changes=changes)
         return known.found
 
     def _is_current(self, scope: Scope, request: Request, known: _KnownNowhere) -> bool:
-        """Whether nothing that it was found from is another, but for devices that became of another kind. A column that
-        is not kept any more is not built again for that."""
+        """Whether nothing that it was found from is another. A column that is not kept any more is not built again for
+        that."""
         models = [self._models.get(each.variant) for each in request.models]
+        changes = tuple(each.changes for each in models if each is not None)
         same = zip(known.learnt, (*models, *_learnt(scope, request.models)), strict=True)
-        return known.version == self._version and all(one is other for one, other in same)
-
-    def _excludes_as_before(
-        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, known: _KnownNowhere,
-        model: ModelRef, column: _Model, changes: int,
-    ) -> bool:  # fmt: skip
-        """Whether each device that became of another kind, because the model was measured there, is excluded by the
-        same as when it was looked at. changes: of the column, then."""
-        rows = column.rows_since(changes)
-        if rows is None or any(self._slots[row] is None for row in rows):
-            return False
-        options = [scope.option(intent, model, *self._place(row)) for row in sorted(rows)]
-        return all(
-            known.excluded_by[model.variant][self._rows[each.slot]] == hash(scope.faults(each, intent, require, limits))
-            for each in options
-        )
+        is_same = known.version == self._version and known.changes == changes
+        return is_same and all(one is other for one, other in same)
 
     def remember_nowhere(
-        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere,
-        excluded: Iterable[tuple[Option, tuple[PlacementFault, ...]]],
-    ) -> None:  # fmt: skip
-        """For the next workload that asks for the same, in this step or a later one, if there is room. excluded: as
-        `candidates` has them."""
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, found: Nowhere
+    ) -> None:
+        """For the next workload that asks for the same, in this step or a later one, if there is room."""
         request = self._request_of(scope, intent, require, limits)
         self._nowhere.pop(request, None)
         if len(self._nowhere) >= MOST_TABLES and not self._has_made_room(scope, intent.key.tenant):
             return
         models = self._known_models(request)
-        learnt = *models, *_learnt(scope, request.models)
-        by_row = {each.variant: np.zeros(len(self._slots), dtype=np.int64) for each in request.models}
-        for option, faults in excluded:
-            by_row[option.model.variant][self._rows[option.slot]] = hash(faults)
-        changes = tuple(each.changes for each in models)
-        self._nowhere[request] = _KnownNowhere(found, intent.key.tenant, self._version, by_row, changes, learnt)
+        changes, learnt = tuple(each.changes for each in models), (*models, *_learnt(scope, request.models))
+        self._nowhere[request] = _KnownNowhere(found, intent.key.tenant, self._version, changes, learnt)
 
     def _has_made_room(self, scope: Scope, tenant: str) -> bool:
         """Whether there is room for one more request of a tenant that no device can take: in place of what does not
@@ -1000,7 +1031,7 @@ def _selector_refusal(
     given = {"node": node_fields(state.node), "device": device_fields(device), "region": scope.region}
     expression, read = Expression.compile(where), ""
     if answers is not None:
-        read = repr([given[part][field] for part, field in (name.split(".") for name in sorted(expression.variables))])
+        read = expression.reads_of(**given)
         if read in answers:
             return answers[read]
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.placement.columns import Nowhere
+from shoal.coordinator.core.placement.columns import Excluded, Nowhere
 from shoal.coordinator.core.placement.domains import taken_domains, weaker
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
@@ -266,19 +266,40 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
         return Refusal(Code.WAITING_FOR_FETCH, "its model is not here yet", "the bytes from its home region")
     if len(missing) == len(intent.models):
         return Refusal(Code.MODEL_UNKNOWN, ", ".join(missing), "a pushed model", "shoal model push FILE")
-    excluded = [_in_order(found) for found in _relevant_faults(solver, level) if found]
+    excluded = [Excluded(_in_order(found), 1) for found in _relevant_faults(solver, level) if found]
     if not excluded:
         code = Code.REPLICAS_SHORT if solver.options else Code.NO_CANDIDATE
         found = f"{placed} of {wanted} placed on {len(solver.options)} candidates"
         return Refusal(code, found, asked, remedy)
-    counts = Counter(code for found in excluded for code in {fault.refusal.code for fault in found})
-    first = _failed_comparison(excluded) or _binding_constraint(excluded)
-    if placed:
-        found = f"{placed} of {wanted} placed; {first.code}: {first.found}; {_constraint_counts(counts)}"
-        return Refusal(Code.REPLICAS_SHORT, found, asked, remedy)
-    found = f"{first.found}; this excludes {counts.pop(first.code)} of {len(solver.exclusions(level))} candidates"
+    if not placed:
+        return _refusal_of_all(excluded, len(solver.exclusions(level)), remedy)
+    first, counts = _failed_comparison(excluded) or _binding_constraint(excluded), _code_counts(excluded)
+    found = f"{placed} of {wanted} placed; {first.code}: {first.found}; {_constraint_counts(counts)}"
+    return Refusal(Code.REPLICAS_SHORT, found, asked, remedy)
+
+
+def nowhere(excluded: Sequence[Excluded], level: Level, remedy: str) -> Nowhere:
+    """What a workload finds that no device can take whatever else is placed. excluded: all that there is."""
+    ordered = [Excluded(_in_order(faults), count) for faults, count in excluded]
+    refusal = _refusal_of_all(ordered, sum(count for _, count in excluded), remedy)
+    return Nowhere(refusal, all(_is_lasting(faults, level.require.where) for faults, _ in excluded))
+
+
+def _refusal_of_all(excluded: Sequence[Excluded], candidates: int, remedy: str) -> Refusal:
+    """Why a workload has no replica at all. candidates: their number, those included that only others keep it from."""
+    first, counts = _failed_comparison(excluded) or _binding_constraint(excluded), _code_counts(excluded)
+    found = f"{first.found}; this excludes {counts.pop(first.code)} of {candidates} candidates"
     found += f", other constraints: {_constraint_counts(counts)}" if counts else ""
     return Refusal(first.code, found, first.asked, first.remedy or remedy)
+
+
+def _code_counts(excluded: Sequence[Excluded]) -> Counter[Code]:
+    """How many candidates each code excludes."""
+    counts = Counter[Code]()
+    for faults, count in excluded:
+        for code in {fault.refusal.code for fault in faults}:
+            counts[code] += count
+    return counts
 
 
 def _replicas_asked(solver: Solver, level: Level) -> str:
@@ -309,7 +330,7 @@ def _constraint_counts(counts: Mapping[Code, int]) -> str:
     return ", ".join(f"{code} x {count}" for code, count in sorted(counts.items()))
 
 
-def _binding_constraint(excluded: list[tuple[PlacementFault, ...]]) -> Refusal:
+def _binding_constraint(excluded: Sequence[Excluded]) -> Refusal:
     """The binding constraint, as the candidate that comes nearest to meeting it reports it.
 
     Candidates that the documents rule out (`where`, residency, signature, precision) say nothing about why the others
@@ -317,13 +338,14 @@ def _binding_constraint(excluded: list[tuple[PlacementFault, ...]]) -> Refusal:
     constraints. The constraint that excludes most of them binds. Of several that is one which no document relaxes, and
     then the one that even its nearest candidate misses by most.
     """
-    meant = [found for found in excluded if not any(fault.constraint in HARD_CONSTRAINTS for fault in found)]
-    fewest = min(len({fault.constraint for fault in found}) for found in meant or excluded)
-    by_code = dict[Code, list[PlacementFault]]()
-    for found in meant or excluded:
-        if len({fault.constraint for fault in found}) == fewest:
-            for code, fault in {fault.refusal.code: fault for fault in reversed(found)}.items():
+    meant = [each for each in excluded if not any(fault.constraint in HARD_CONSTRAINTS for fault in each.faults)]
+    fewest = min(len({fault.constraint for fault in faults}) for faults, _ in meant or excluded)
+    by_code, counts = dict[Code, list[PlacementFault]](), Counter[Code]()
+    for faults, count in meant or excluded:
+        if len({fault.constraint for fault in faults}) == fewest:
+            for code, fault in {fault.refusal.code: fault for fault in reversed(faults)}.items():
                 by_code.setdefault(code, []).append(fault)
+                counts[code] += count
     nearest = {
         code: min(faults, key=lambda fault: (total_size((fault.relaxation,)), str(fault.refusal)))
         for code, faults in by_code.items()
@@ -331,19 +353,20 @@ def _binding_constraint(excluded: list[tuple[PlacementFault, ...]]) -> Refusal:
     binding = max(
         by_code,
         key=lambda code: (
-            len(by_code[code]),
+            counts[code],
             not nearest[code].relaxation.is_in_document,
             total_size((nearest[code].relaxation,)),
             -nearest[code].constraint,
+            code,  # so that the order of candidates says nothing
         ),
     )
     return nearest[binding].refusal
 
 
-def _failed_comparison(excluded: list[tuple[PlacementFault, ...]]) -> Refusal | None:
+def _failed_comparison(excluded: Sequence[Excluded]) -> Refusal | None:
     """A place where the model's answers differed from those of the serving replica. This is reported first, because it
     says more than the constraints that exclude other places."""
-    wrong = [fault.refusal for found in excluded for fault in found if fault.refusal.code is Code.VERIFY_FAILED]
+    wrong = [fault.refusal for faults, _ in excluded for fault in faults if fault.refusal.code is Code.VERIFY_FAILED]
     return min(wrong, key=str, default=None)
 
 
@@ -377,10 +400,14 @@ def is_permanent(solver: Solver, level: Level) -> bool:
         return all(each.refusal.code not in _TRANSIENT for each in solver.broken_replicas)
     picked = {pick.option.key for pick in level.picks}
     return all(
-        any(is_lasting(fault, level.require.where) for fault in found)
+        _is_lasting(found, level.require.where)
         for option, found in zip(solver.options, solver.exclusions(level), strict=True)
         if option.key not in picked
     )
+
+
+def _is_lasting(faults: Sequence[PlacementFault], where: str) -> bool:
+    return any(is_lasting(fault, where) for fault in faults)
 
 
 def is_lasting(fault: PlacementFault, where: str) -> bool:

@@ -60,7 +60,10 @@ def better_places(
 ) -> Mapping[WorkloadKey, tuple[OptionKey, ...]]:
     """Places for the new replicas of these workloads that are better in sum; empty where none were found. after: the
     allocations with all of them."""
-    joint = joint_problem(scope, [row for solver in solvers for row in _rows(solver)], after)
+    rows = [row for solver in solvers for row in _rows(solver)]
+    if len(rows) < 2:
+        return {}  # alone, it has the best
+    joint = joint_problem(scope, rows, after)
     if joint is None or not joint.problem.is_searchable:
         return {}
     chosen = improve(joint.problem, joint.start)
@@ -130,6 +133,8 @@ def joint_problem(scope: Scope, rows: Sequence[JointRow], after: Allocations) ->
 def _rows(solver: Solver) -> Sequence[JointRow]:
     """The places of a workload's new replicas; None for each that it lacks, where it may still get one."""
     level, _ = solver.choose()
+    if not level.picks and solver.known_nowhere(level.require, level.limits) is not None:
+        return ()
     if any(pick.move is not None for pick in level.picks) or level.standby is not None or level.evicted:
         return ()  # moves aim, and a standby is chosen beside all others
     new = [pick.option for pick in level.picks if pick.existing is None]

@@ -24,7 +24,7 @@ from shoal.coordinator.core.placement.allocations import (
     rank_of,
     wants_standby,
 )
-from shoal.coordinator.core.placement.columns import DeviceColumns, Nowhere
+from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.contention import Pick
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.joint import better_places, is_worth_trying
@@ -408,17 +408,18 @@ def _plan_workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Allo
 
 def _why_short(solver: Solver, level: Level, remedy: str, *, explain: bool) -> tuple[Refusal | None, bool]:
     """Why replicas are missing, and whether they stay missing until somebody changes something. Where no device can
-    take any whatever else is placed, all are looked at once for all workloads that ask for the same."""
+    take any whatever else is placed, that is found once for all workloads that ask for the same."""
     if level.is_full:
         return None, False
     known = None if explain or level.picks else solver.known_nowhere(level.require, level.limits)
     if known is not None:
         return known.refusal, why.is_final(solver, level, known)
-    refusal = why.refusal(solver, level, remedy)
-    if not (explain or level.picks) and solver.is_nowhere(level):
-        known = Nowhere(refusal, why.is_permanent(solver, level))
-        solver.remember_nowhere(level, known)
-    return refusal, why.is_final(solver, level, known)
+    excluded = None if explain or level.picks else solver.excluded_everywhere(level)
+    if excluded is None:
+        return why.refusal(solver, level, remedy), why.is_final(solver, level)
+    known = why.nowhere(excluded, level, remedy)
+    solver.remember_nowhere(level, known)
+    return known.refusal, why.is_final(solver, level, known)
 
 
 def _plan_elsewhere(solver: Solver, allocations: Allocations) -> tuple[WorkloadPlan, Allocations]:

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.allocations import Allocations, busy_share, wants_standby
-from shoal.coordinator.core.placement.columns import DeviceColumns, KnownOption, ModelFigures, Nowhere, is_uniform
+from shoal.coordinator.core.placement.columns import (
+    DeviceColumns,
+    Excluded,
+    KnownOption,
+    ModelFigures,
+    Nowhere,
+    is_uniform,
+)
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node
 from shoal.coordinator.core.placement.domains import Domain, domain_of, taken_domains
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
@@ -424,18 +431,17 @@ class Solver:
         self._columns.audit_nowhere(self.scope, self.intent, require, limits)
         return not self._columns.refuted
 
-    def is_nowhere(self, level: Level) -> bool:
-        """Whether each device is excluded whatever else is placed, for all that ask for the same."""
-        if self._columns_of_all(level.require, level.limits) is None or not self.options:
-            return False
-        return all(self.faults(level.require, level.limits))
+    def excluded_everywhere(self, level: Level) -> Sequence[Excluded] | None:
+        """What excludes each device whatever else is placed, for all that ask for the same; None: something else
+        excludes some, or that is not known without a look at each."""
+        columns = self._columns_of_all(level.require, level.limits)
+        return columns.excluded(self.scope, self.intent, level.require, level.limits) if columns is not None else None
 
     def remember_nowhere(self, level: Level, found: Nowhere) -> None:
-        """For workloads that ask for the same, of a level that is nowhere."""
+        """For workloads that ask for the same, of a level of which all are excluded everywhere."""
         columns = self._columns_of_all(level.require, level.limits)
         if columns is not None:
-            excluded = zip(self.options, self.faults(level.require, level.limits), strict=True)
-            columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found, excluded)
+            columns.remember_nowhere(self.scope, self.intent, level.require, level.limits, found)
 
     def _columns_of_all(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
         """The columns, if all that excludes places is the same for each workload that asks for the same."""
