@@ -89,6 +89,26 @@ def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     assert known == (region.memory.measured, region.memory.residuals, frozenset())
 
 
+def test_warm_ups_of_one_step_teach_what_they_teach_in_one_step_each() -> None:
+    names = [f"n{number:02}" for number in range(3 * MOST_OF_A_KIND)]
+    region = CoreRegion(*map(node, names), flops=dict.fromkeys(names, 1e11))
+    for number, name in enumerate(names):
+        region.agents[name].p50_s = 0.02 * (1 + number % 5)
+    region.intents = tuple(intent(name, where=f'node.name == "{name}"') for name in names)
+    region.run(5)
+    intents, before = {each.key: each for each in region.intents}, ReconcilerMemory()
+    world = replace(region.world(), memory=before)
+    at_once = remember_warm_ups(world, names, intents)
+    changed = set[Trial]()
+    for name in names:
+        found = remember_warm_ups(replace(world, memory=before), [name], intents)
+        before = replace(before, measured=found.measured, residuals=found.residuals)
+        changed |= found.trials
+    assert len(at_once.measured) == len(names)
+    assert MOST_OF_A_KIND <= len(at_once.residuals) < len(names)
+    assert at_once == (before.measured, before.residuals, changed)
+
+
 def test_a_warm_up_of_no_time_at_all_teaches_nothing() -> None:
     region = region_of(p50_s=0.0)
     region.run(5)

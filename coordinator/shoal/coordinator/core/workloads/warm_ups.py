@@ -11,7 +11,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile, works_on_blocks
 from shoal.coordinator.core.prediction.load_law import load_needs
-from shoal.coordinator.core.prediction.residuals import Residual, residual_of, with_service
+from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
 from shoal.types.profile import ModelProfile
@@ -42,6 +42,7 @@ class WarmUps(NamedTuple):
 def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
     """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads."""
     known, residuals, changed = world.memory.measured, world.memory.residuals, set[Trial]()
+    ratios: _Ratios | None = None  # most steps learn nothing
     for node in sorted(nodes):
         state = world.fleet.nodes.get(node)
         if state is None or not any(each.measured is not None for each in state.observed.values()):
@@ -69,11 +70,18 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
                 continue  # what is known of its load stays, until a receipt says what the device promises
             known = known.set(trial, observed.measured)
             if residual is not None:
-                gone = _replaced(residuals, trial, residual)
+                ratios = _Ratios(residuals) if ratios is None else ratios
+                gone = _replaced(residuals, ratios, trial, residual)
                 if gone is not None:
                     changed.add(gone)
-                    residuals = (residuals.delete(gone) if gone in residuals else residuals).set(trial, residual)
+                    if gone in residuals:
+                        ratios.remove(gone, residuals[gone])
+                        residuals = residuals.delete(gone)
+                    residuals = residuals.set(trial, residual)
+                    ratios.add(trial, residual)
             elif trial in residuals:
+                if ratios is not None:
+                    ratios.remove(trial, residuals[trial])
                 residuals = residuals.delete(trial)
             changed.add(trial)
     if len(known) > MOST_WARM_UPS:
@@ -91,15 +99,31 @@ def _is_current(seen: Residual, profile: ModelProfile | None) -> bool:
     return seen.is_plausible and seen.is_of_sum and is_of_profile
 
 
-def _replaced(residuals: Map[Trial, Residual], trial: Trial, residual: Residual) -> Trial | None:
+class _Ratios:
+    """What was measured of each model on each class of devices, where it is plausible: `log_ratio_of_sum` by trial."""
+
+    def __init__(self, residuals: Mapping[Trial, Residual]) -> None:
+        self._of_kind: dict[tuple[str, DeviceClass], dict[Trial, float]] = {}
+        for trial, residual in residuals.items():
+            self.add(trial, residual)
+
+    def of(self, trial: Trial, residual: Residual) -> Mapping[Trial, float]:
+        """Those of the same model and class."""
+        return self._of_kind.get((trial.model, residual.device_class), {})
+
+    def add(self, trial: Trial, residual: Residual) -> None:
+        if residual.is_plausible:
+            self._of_kind.setdefault((trial.model, residual.device_class), {})[trial] = residual.log_ratio_of_sum
+
+    def remove(self, trial: Trial, residual: Residual) -> None:
+        self._of_kind.get((trial.model, residual.device_class), {}).pop(trial, None)
+
+
+def _replaced(residuals: Map[Trial, Residual], ratios: _Ratios, trial: Trial, residual: Residual) -> Trial | None:
     """Whose place a residual takes: its own, or where enough of its kind are known, that of one of an older version, or
     of the one furthest from it. Thus where a new driver made all devices of a class faster, they all are replaced one
     after the other. None: it teaches nothing."""
-    same = {
-        other: each.log_ratio_of_sum
-        for other, each in residuals.items()
-        if other.model == trial.model and each.device_class == residual.device_class and each.is_plausible
-    }
+    same = ratios.of(trial, residual)
     if trial in residuals or len(same) < MOST_OF_A_KIND:
         return trial
     older = [other for other, ratio in same.items() if math.isnan(ratio)]
