@@ -106,7 +106,7 @@ def test_warm_ups_of_one_step_teach_what_they_teach_in_one_step_each() -> None:
         changed |= found.trials
     assert len(at_once.measured) == len(names)
     assert MOST_OF_A_KIND <= len(at_once.residuals) < len(names)
-    assert at_once == (before.measured, before.residuals, changed)
+    assert at_once == (before.measured, before.residuals, frozenset(changed))
 
 
 def test_a_warm_up_of_no_time_at_all_teaches_nothing() -> None:
