@@ -57,8 +57,6 @@ class Work:
     operands: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # FLOPs of one node of each operator, on average; operators without any are left out.
     node_flops: Mapping[str, float] = field(default_factory=dict)
-    # As ModelProfile.run_bytes; 0: not known.
-    run_bytes: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1103,13 +1103,11 @@ class Work(_message.Message):
     BELOW_FIELD_NUMBER: _builtins.int
     OPERANDS_FIELD_NUMBER: _builtins.int
     NODE_FLOPS_FIELD_NUMBER: _builtins.int
-    RUN_BYTES_FIELD_NUMBER: _builtins.int
     conv_flops: _builtins.float
     matmul_flops: _builtins.float
     other_flops: _builtins.float
     bytes: _builtins.float
     nodes: _builtins.int
-    run_bytes: _builtins.int
     @_builtins.property
     def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     @_builtins.property
@@ -1130,11 +1128,10 @@ class Work(_message.Message):
         below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         operands: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         node_flops: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        run_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "node_flops", b"node_flops", "nodes", b"nodes", "operands", b"operands", "other_flops", b"other_flops", "run_bytes", b"run_bytes", "shapes", b"shapes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "node_flops", b"node_flops", "nodes", b"nodes", "operands", b"operands", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[rep
 
 from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
 from shoal.agent.worker.providers import CPU_PROVIDER, RUNTIME_VERSION, Partition, Provider, add_provider, partition
-from shoal.agent.worker.shapes import fix_shapes, has_fixed_inputs
+from shoal.agent.worker.shapes import fix_shapes
 from shoal.agent.worker.tensors import DATATYPES, Array, tensor_specs
 from shoal.agent.worker.value_dependence import is_bounded_by_size
 from shoal.types.assignment import Work
@@ -39,10 +39,6 @@ _BFLOAT16: Final = 16
 _LEAST_S: Final = 0.05
 """A shorter series of runs lies within one time slice of another program (Linux: some milliseconds) and its effects."""
 _MOST_RUNS: Final = 500
-PATTERN_BYTES: Final = 2**20
-"""A run that takes no more has its tensors in one block of memory. It spares the allocator a call for each tensor, and
-costs at most as much again: what the arena takes first (ONNX Runtime, core/framework/bfc_arena.h), and no more than the
-upper end of what a run is predicted to take."""
 _GOLDEN: Final = 0.6180339887498949
 _SLICE: Final = 2**13
 """Elements of a generated input that are computed at once."""
@@ -140,26 +136,23 @@ def open_engine(
     node_flops: Mapping[str, float] | None = None,
     compiled: Collection[str] | None = None,
     compile_to: Path | None = None,
-    run_bytes: int = 0,
 ) -> Engine:
     """Open a session in which the provider computes every node, or all but this share of the FLOPs.
 
     `shapes`: as `fix_shapes` takes them. `node_flops`: as `Partition.share_left` takes them. `compiled`: the operators
     of a compiled model, of which the runtime tells none; None: it is no compiled one. `compile_to`: a path, where
     nothing is yet, for the model's compiled form (EPContext): a graph of the provider's own code, for one version of
-    provider and runtime and one device with its options. A provider that has none writes nothing. `run_bytes`: what a
-    run is predicted to take of memory; 0: not known.
+    provider and runtime and one device with its options. A provider that has none writes nothing.
 
     Raises ShoalError(IR_UNSUPPORTED | OPSET_UNSUPPORTED | OP_UNSUPPORTED | SHAPES_OPEN | LOAD_FAILED | OUT_OF_MEMORY |
     MODEL_INVALID).
     """
-    fixed = fix_shapes(data, shapes or {})
-    is_small = provider.name == CPU_PROVIDER and 0 < run_bytes <= PATTERN_BYTES
-    options = session_options(provider.threads, has_memory_pattern=is_small and has_fixed_inputs(fixed))
+    options = session_options(provider.threads)
     options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, _NO_FOLDER)
     if compile_to is not None:
         for key, value in (("enable", "1"), ("embed_mode", "1"), ("file_path", str(compile_to))):
             options.add_session_config_entry(f"ep.context_{key}", value)
+    fixed = fix_shapes(data, shapes or {})
     try:
         # Without the fallback of the Python binding, which runs a failed request again on the CPU's provider.
         session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
@@ -209,19 +202,18 @@ def run_clock(provider: str, threads: int) -> Callable[[], float]:
     return time.thread_time if provider == CPU_PROVIDER and threads == 1 else time.perf_counter
 
 
-def session_options(threads: int, *, has_memory_pattern: bool = False) -> ort.SessionOptions:
+def session_options(threads: int) -> ort.SessionOptions:
     """Options of every session: this many threads per run, which sleep while they wait, and no log output.
 
-    `has_memory_pattern`: from the second run of a shape on, the runtime takes one block for all tensors, beside the
-    blocks of the first run, which stay (docs/guides/prediction.md, section 2). It remembers a plan for each shape that
-    it was ever asked for, so this is for models of one shape alone.
+    No memory pattern: from the second run of a shape on, it takes one block for all tensors beside the blocks of the
+    first run, which stay (docs/guides/prediction.md, section 2).
 
     Exceptions carry every error. The runtime's own lines would repeat it in colours, with the model's names.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = has_memory_pattern
+    options.enable_mem_pattern = False
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

@@ -74,14 +74,7 @@ def open_model(order: LoadOrder) -> tuple[Engine, LoadTime]:
         data = read_and_verify(made.path, made.digest) if made else read_and_verify(order.path, order.digest)
         if made is not None and made.compiled:
             return open_engine(data, provider, compiled=made.operators)
-        return open_engine(
-            data,
-            provider,
-            order.shapes,
-            partial=order.partial,
-            node_flops=order.work.node_flops,
-            run_bytes=order.work.run_bytes,
-        )
+        return open_engine(data, provider, order.shapes, partial=order.partial, node_flops=order.work.node_flops)
 
     return isolation.run_at_low_priority(work) if order.threads == 1 else work()
 

@@ -1,44 +1,15 @@
-"""Shapes of a model's inputs: whether they are fixed; and fixing them, for devices that take no open shapes, and where
-a workload serves but one."""
+"""Fixes open axes of a model's inputs, for devices that take no open shapes, and where a workload serves but one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from shoal.inference import onnx_inputs_pb2 as onnx
 from shoal.types.codes import Code, refuse
-from shoal.wire.field_limits import fields_of
 
 _NAMELESS: Final = ("", "?")
 """Names that say nothing: Paddle's exporter calls every open axis `?`."""
-_SHAPE_OF_INPUT: Final = (2, 1, 2)
-"""Field numbers of onnx.proto: from an input over its type and its tensor type to the shape."""
-_GRAPH, _INPUT, _AXIS, _LENGTH = 7, 11, 1, 1
-
-
-def has_fixed_inputs(data: bytes) -> bool:
-    """Whether every axis of every input has a length. False also for bytes that cannot be read. It copies nothing of
-    the model."""
-    try:
-        graphs = [part for number, part in _fields(memoryview(data)) if number == _GRAPH]
-        return all(_is_fixed(part) for graph in graphs for number, part in _fields(graph) if number == _INPUT)
-    except (IndexError, ValueError):
-        return False
-
-
-def _is_fixed(entry: memoryview) -> bool:
-    """False for an input that says no shape, or is no tensor."""
-    shapes = [entry]
-    for wanted in _SHAPE_OF_INPUT:
-        shapes = [part for each in shapes for number, part in _fields(each) if number == wanted]
-    axes = [part for shape in shapes for number, part in _fields(shape) if number == _AXIS]
-    return bool(shapes) and all(any(number == _LENGTH for number, _ in _fields(axis)) for axis in axes)
-
-
-def _fields(part: memoryview) -> Iterator[tuple[int, memoryview]]:
-    for number, _, at, end in fields_of(part, 0, len(part)):
-        yield number, part[at:end]
 
 
 def fix_shapes(data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:

@@ -11,9 +11,7 @@ import pytest
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from harness.models.synthetic import digest_of, graph, ints, model, relu, tensor
-from shoal.agent.worker.engine import PATTERN_BYTES
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.prediction.predict import RUN_BYTES
 from shoal.types.profile import ModelProfile
 
 _WIDTH = 1024
@@ -28,8 +26,7 @@ from shoal.agent.worker.isolation import peak_resident_bytes, reset_peak, reside
 from shoal.host.memory import return_at_once
 
 def session(path):
-    options = session_options(1, has_memory_pattern=sys.argv[3:] == ["pattern"])
-    return ort.InferenceSession(Path(path).read_bytes(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(Path(path).read_bytes(), session_options(1), providers=["CPUExecutionProvider"])
 
 first = session(sys.argv[1])  # what the process holds from then on is no model's own
 first.run(None, {"x": np.zeros((1, 4), np.float32)})
@@ -48,11 +45,11 @@ print(json.dumps(found))
 """
 
 
-def measure(folder: Path, made: ModelProto, *options: str) -> dict[str, object]:
+def measure(folder: Path, made: ModelProto) -> dict[str, object]:
     small, large = folder / "small.onnx", folder / "large.onnx"
     small.write_bytes(relu().SerializeToString())
     large.write_bytes(made.SerializeToString())
-    command = [sys.executable, "-c", _CODE, str(small), str(large), *options]
+    command = [sys.executable, "-c", _CODE, str(small), str(large)]
     done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -125,28 +122,6 @@ def test_a_run_takes_what_the_profile_says_and_the_next_ones_no_more(tmp_path: P
     assert found.confident
     assert runs[0] == pytest.approx(found.run_bytes, rel=0.25)
     assert max(runs) < 1.05 * runs[0]
-
-
-def test_a_memory_pattern_of_a_small_run_stays_within_what_is_committed_for_it(tmp_path: Path) -> None:
-    """A chain of tensors of unequal sizes, of which the longest run for which workers have a pattern is made."""
-    nodes, shapes, before = list[NodeProto](), list[TensorProto](), "x"
-    for index, rows in enumerate((28, 40, 52, 64, 72)):
-        shapes.append(ints(f"rows{index}", [rows, 512]))
-        nodes += [
-            helper.make_node("ReduceMean", [before], [f"m{index}"], keepdims=1),
-            helper.make_node("Expand", ["seed", f"rows{index}"], [f"e{index}"]),
-            helper.make_node("Add", [f"e{index}", f"m{index}"], [f"a{index}"]),
-            helper.make_node("Softmax", [f"a{index}"], [f"s{index}"]),
-            helper.make_node("Concat", [f"a{index}", f"s{index}"], [f"c{index}"], axis=0),
-        ]
-        before = f"c{index}"
-    nodes.append(helper.make_node("ReduceSum", [before], ["y"]))
-    made = model(nodes, [tensor("x", [1, 512]), tensor("seed", [1, 512])], [tensor("y", None)], shapes)
-    run_bytes = profile(made).run_bytes
-    assert PATTERN_BYTES / 2 < run_bytes <= PATTERN_BYTES
-    runs = measure(tmp_path, made, "pattern")["runs"]
-    assert isinstance(runs, list)
-    assert max(runs) <= RUN_BYTES.high * run_bytes
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere convolutions have no layout of their own")

@@ -7,9 +7,9 @@ from onnx import helper
 
 from harness.models.architectures import separable
 from harness.models.engine_cases import model, value
-from shoal.agent.worker.engine import PATTERN_BYTES, open_engine, run_options
+from shoal.agent.worker.engine import open_engine, run_options
 from shoal.agent.worker.providers import Provider
-from shoal.agent.worker.shapes import fix_shapes, has_fixed_inputs
+from shoal.agent.worker.shapes import fix_shapes
 from shoal.types.codes import Code, ShoalError
 
 CPU = Provider("CPUExecutionProvider")
@@ -58,37 +58,3 @@ def test_bytes_that_are_no_model() -> None:
 
 def test_what_is_not_named_is_not_read() -> None:
     assert fix_shapes(b"anything", {}) == b"anything"
-
-
-@pytest.mark.parametrize(
-    ("second", "is_fixed"), [([4, 3], True), ([], True), (["n", 3], False), ([4, "?"], False), (None, False)]
-)
-def test_whether_all_inputs_have_lengths(second: list[int | str] | None, is_fixed: bool) -> None:
-    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
-    made = model(nodes, [value("a", "FP32", [4, 3]), value("b", "FP32", second)], [value("y", "FP32", [4, 3])])
-    assert has_fixed_inputs(made) is is_fixed
-
-
-def test_an_input_that_is_no_tensor_has_no_lengths() -> None:
-    one = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [4])
-    given = helper.make_value_info("x", helper.make_sequence_type_proto(one))
-    nodes = [helper.make_node("SequenceLength", ["x"], ["y"])]
-    assert not has_fixed_inputs(model(nodes, [given], [value("y", "INT64", [])]))
-
-
-def test_bytes_that_are_no_model_have_no_lengths() -> None:
-    assert not has_fixed_inputs(b"\x3a\xff")
-
-
-@pytest.mark.parametrize(
-    ("rows", "run_bytes", "is_planned"),
-    [(2, PATTERN_BYTES, True), (-1, PATTERN_BYTES, False), (2, PATTERN_BYTES + 1, False), (2, 0, False)],
-)
-def test_a_memory_pattern_is_for_small_runs_of_one_shape(rows: int, run_bytes: int, is_planned: bool) -> None:
-    """The runtime keeps one for each shape that it was ever asked for, and clients choose open axes."""
-    engine = open_engine(separable(), CPU, {"x": (rows, 8, 16, 16)}, run_bytes=run_bytes)
-    assert engine.session.get_session_options().enable_mem_pattern is is_planned
-    feeds = {"x": np.random.default_rng(1).random((2, 8, 16, 16), dtype=np.float32)}
-    plain = open_engine(separable(), CPU).run(feeds, ["y"], run_options())["y"]
-    for _ in range(3):  # the first run of a shape makes the pattern
-        np.testing.assert_array_equal(engine.run(feeds, ["y"], run_options())["y"], plain)

@@ -258,5 +258,4 @@ def work_of(profile: ModelProfile) -> Work:
         below=dict(profile.below),
         operands=dict(profile.operands),
         node_flops={cost.operator: cost.flops / cost.nodes for cost in profile.costs if cost.flops > 0 < cost.nodes},
-        run_bytes=profile.run_bytes,
     )
