@@ -197,6 +197,19 @@ def test_no_load_is_predicted_to_be_faster_than_the_link_unless_that_was_measure
     assert found.load_s.low == pytest.approx(max(plain.load_s.low, min(found.transfer_s, plain.load_s.mid)))
 
 
+def test_a_first_load_takes_what_its_nodes_and_weights_do_and_no_less_than_was_probed() -> None:
+    """A processor does not open 264 nodes in the 3 ms in which it reads 10 MB."""
+    few, many = profile(), replace(profile(), costs=(OperatorCost("Conv", 264, 0.0, 0.0),))
+    fast, slow = (replace(RECEIPT, rates=replace(RECEIPT.rates, load_bytes=rate)) for rate in (3.5e9, 1e6))
+    assert predict_cpu(many, fast).load_s.mid == pytest.approx(
+        predict_cpu(few, fast).load_s.mid + (264 - sum(each.nodes for each in few.costs)) * 1e-4
+    )
+    assert predict_cpu(many, fast).load_s.mid > few.size_bytes / 3.5e9 + 264e-4
+    assert predict_cpu(few, slow).load_s.mid >= few.size_bytes / 1e6
+    found = predict_cpu(many, fast).load_s
+    assert 0 < found.low < found.mid < found.high
+
+
 @given(st.floats(1e3, 1e14), st.floats(1e-4, 1e4))
 def test_a_measured_load_wins_over_the_link(link: float, load_s: float) -> None:
     known = replace(warm(), load_s=Seconds(load_s))

@@ -10,15 +10,13 @@ from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.outcomes import missing_bytes, overlap_s
 from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Move, Slot, Trial, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.prediction.model import Interval
+from shoal.coordinator.core.prediction.model import UNKNOWN, Interval
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device, DeviceLink, EnergySource
 from shoal.types.migration import MigrationRule, Tolerance
 from shoal.types.tolerance import with_defaults
 from shoal.types.units import Bytes, UsdPerHour, show_seconds
 from shoal.types.workload import Intent, WorkloadKey
-
-UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 class MoveAnswer(StrEnum):

@@ -108,6 +108,21 @@ _SECONDS: Final = _PROCESSOR_SECONDS._replace(deviation=LoadSizes(0.3, 0.1, 1e-7
 70 ms."""
 
 
+def seconds_before_loads(sizes: LoadSizes, provider: str, load_bytes: float) -> Interval:
+    """Of a device on which the region loaded too few: the law before anything was loaded. load_bytes: per second, that
+    the device's probe found a file of one weight to be opened at; where that is slower than the law, it counts."""
+    prior = _PROCESSOR_SECONDS if provider == PROCESSOR else _SECONDS
+    of_byte = 1 / load_bytes
+    mean = prior.mean._replace(
+        convolution_bytes=max(prior.mean.convolution_bytes, of_byte),
+        other_bytes=max(prior.mean.other_bytes, of_byte),
+    )
+    each = np.array(sizes, float)
+    middle = float(each @ np.array(mean, float))
+    half = _DEVIATIONS * float(np.linalg.norm(each * np.array(prior.deviation, float)))
+    return Interval(max(middle - half, 0.1 * middle), middle, middle + half)
+
+
 class LoadEstimate(NamedTuple):
     """What a load will take."""
 

@@ -1,8 +1,9 @@
 """A prediction: intervals, and what they are based on."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.types.device import EnergySource
 
@@ -13,6 +14,9 @@ class Interval(NamedTuple):
     low: float
     mid: float
     high: float
+
+
+UNKNOWN: Final = Interval(math.nan, math.nan, math.nan)
 
 
 class Basis(StrEnum):

@@ -4,8 +4,13 @@ import math
 from collections.abc import Set
 
 from shoal.coordinator.core.prediction.demand import ModelDemand, demand_of
-from shoal.coordinator.core.prediction.load_law import LoadEstimate, file_bytes_at_peak
-from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
+from shoal.coordinator.core.prediction.load_law import (
+    LoadEstimate,
+    file_bytes_at_peak,
+    seconds_before_loads,
+    sizes_of,
+)
+from shoal.coordinator.core.prediction.model import UNKNOWN, Basis, Correction, Interval, Prediction
 from shoal.coordinator.core.prediction.roofline import service_seconds, transfer_seconds
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS, tail_factors
 from shoal.types.assignment import Measured, Served
@@ -23,7 +28,7 @@ ROOFLINE_FACTOR = 2.0
 """A roofline is a bound that real kernels do not reach: the interval spans this factor on both sides (guide, section
 3)."""
 UNCERTAIN_FACTOR = 3.0
-"""The same factor for load times, and for a profile whose shapes could not all be inferred."""
+"""The same factor for a profile whose shapes could not all be inferred."""
 LEAST_SPREAD = 0.05
 
 
@@ -60,7 +65,9 @@ def predict(
         remedy = "probe the device (`shoal-agent doctor` says why it was not)"
         return Refusal(Code.CAPABILITY_UNMEASURED, found, f"measured {precision} rates of {device.name}", remedy)
     factors = _correction(correction, profile.confident, spread)
-    return _from_roofline(seconds, factors, profile, receipt.rates, spread, batch, transfer_s, load)
+    if load is None:
+        load = _estimate_first_load(device, receipt.rates, profile, batch)
+    return _from_roofline(seconds, factors, receipt.rates, transfer_s, load)
 
 
 def _correction(found: Correction | None, confident: bool, spread: float) -> Correction:
@@ -76,17 +83,11 @@ def _correction(found: Correction | None, confident: bool, spread: float) -> Cor
 def _from_roofline(
     seconds: float,
     factors: Correction,
-    profile: ModelProfile,
     rates: Rates,
-    spread: float,
-    batch: int,
     transfer_s: float,
-    load: LoadEstimate | None,
+    load: LoadEstimate,
 ) -> Prediction:
     """A prediction from the receipt, which promises `seconds`."""
-    if load is None:
-        load_s = _around(profile.size_bytes / rates.load_bytes, UNCERTAIN_FACTOR * (1 + spread))
-        load = LoadEstimate(_memory(profile, batch), load_s, load_s)
     latency = Interval(seconds * factors.low, seconds * factors.mid, seconds * factors.high)
     slow = tail_factors(factors)
     return Prediction(
@@ -99,6 +100,14 @@ def _from_roofline(
         energy_source=rates.energy_source,
         basis=factors.basis,
     )
+
+
+def _estimate_first_load(device: Device, rates: Rates, profile: ModelProfile, batch: int) -> LoadEstimate:
+    """Where the region loaded too few to know better. The seconds are unknown of a device that was not probed."""
+    load_s = UNKNOWN
+    if not math.isnan(rates.load_bytes):
+        load_s = seconds_before_loads(sizes_of(profile, batch), device.provider, rates.load_bytes)
+    return LoadEstimate(_memory(profile, batch), load_s, load_s)
 
 
 def _memory(profile: ModelProfile, batch: int) -> Interval:
@@ -156,11 +165,6 @@ def _from_measurement(
         energy_source=next(iter(sources)) if len(sources) == 1 else EnergySource.ESTIMATED,
         basis=Basis.HERE,
     )
-
-
-def _around(mid: float, factor: float) -> Interval:
-    """An interval of a factor to both sides."""
-    return Interval(mid / factor, mid, mid * factor)
 
 
 def _within(mid: float, half: float) -> Interval:
