@@ -468,6 +468,8 @@ class ModelRunner:
             real_s = self._clock() - start
             if is_timed:
                 self._place.record(size, time.thread_time() - cpu_start)
+            elif size:
+                self._place.record_untimed(size, real_s)
             busy_s, missed = self._keep_pace(run, real_s, request.feeds)
             if alone is not None:
                 alone.run_s = self._clock() - start if self._pace is not None else real_s

@@ -18,7 +18,8 @@ _TIMED_FIRST: Final = 8
 """Each of the first runs of a size is timed: the first of all, which is slow, has a fifth of the mean then."""
 _TIMED_EVERY: Final = 8
 """Of those that follow one of so many is: the kernel tells a thread's processor time, and to ask it twice takes a
-fourteenth of a worker's time for 64 floats (`shoal bench worker`, compiled)."""
+fourteenth of a compiled worker's time for 64 floats (by `perf`). All are again, after one that took longer by the clock
+than a run on the loop may: else what comes by turns with shorter ones would be the one that is never timed."""
 
 
 def inline_limit_s(hop_s: float, processors: int) -> float:
@@ -41,6 +42,11 @@ class RunPlace:
         key = size.bit_length()
         count = self._counts[key] = self._counts.get(key, 0) + 1
         return count <= _TIMED_FIRST or count % _TIMED_EVERY == 0
+
+    def record_untimed(self, size: int, clock_s: float) -> None:
+        """A run whose processor time was not recorded took `clock_s` by the clock."""
+        if 0 < self.limit_s < clock_s:
+            self._counts[size.bit_length()] = 0
 
     def is_inline(self, size: int) -> bool:
         """Whether a request of `size` bytes runs on the loop. One of a size that has not run yet does not."""

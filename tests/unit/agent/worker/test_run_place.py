@@ -59,6 +59,21 @@ def test_the_first_runs_of_each_size_are_timed_and_then_one_of_eight() -> None:
     assert place.is_to_be_timed(128), "twice as many bytes"
 
 
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_long_runs_between_short_ones_of_their_size_are_timed(period: int) -> None:
+    """Whichever of eight they are."""
+    for phase in range(period):
+        place, inline = RunPlace(HOP_S), 0
+        for number in range(1800):
+            seconds = 5 * period * HOP_S if number % period == phase else HOP_S / 5
+            inline += place.is_inline(100) and seconds > HOP_S
+            if place.is_to_be_timed(100):
+                place.record(100, seconds)
+            else:
+                place.record_untimed(100, seconds)
+        assert inline <= 1800 / period / 8, (period, phase)
+
+
 class Jobs:
     """Jobs, and what became of them."""
 
