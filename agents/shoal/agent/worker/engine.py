@@ -205,8 +205,10 @@ def run_clock(provider: str, threads: int) -> Callable[[], float]:
 def session_options(threads: int) -> ort.SessionOptions:
     """Options of every session: this many threads per run, which sleep while they wait, and no log output.
 
-    No memory pattern: from the second run of a shape on, it takes one block for all tensors beside the blocks of the
-    first run, which stay (docs/guides/prediction.md, section 2).
+    No memory pattern: from the second run of a shape on, the runtime takes one block for all tensors, beside the blocks
+    of the first run, which stay. Without it, at batch 4, a DenseNet kept 34.0 MiB of a run instead of 56.7, a detector
+    46.9 instead of 69.8; medians of 14 models changed by -1 to +5 %. It remembers a plan for each shape of each graph
+    that it was ever asked for, so that clients would grow a worker with the values that they send.
 
     Exceptions carry every error. The runtime's own lines would repeat it in colours, with the model's names.
     """

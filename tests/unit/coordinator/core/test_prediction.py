@@ -1,4 +1,4 @@
-"""Prediction: the equations of docs/guides/prediction.md by hand, and what measurements do to them."""
+"""Prediction: the equations of its docstrings by hand, and what measurements do to them."""
 
 import math
 from dataclasses import replace

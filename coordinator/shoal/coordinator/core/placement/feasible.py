@@ -350,7 +350,7 @@ class Scope:
         and from where requests enter the region to the node, where the policy measures from there. NaN without a
         prediction; inf where the replica is overloaded.
 
-        Queueing: mean wait of M/D/1 at the replica's own utilisation (guide, equation 8).
+        Queueing: mean wait of M/D/1 at the replica's own utilisation (docs/guides/prediction.md).
         """
         if option.prediction is None:
             return math.nan

@@ -48,7 +48,7 @@ _RATIO_SHARED: Final = SharedVariances(
     region=0.03, provider=0.04, operators=0.05, kinds=0.2, device_class=0.03, model=0.03, model_and_provider=0.015
 )
 """Of the same. Without `kinds` their sum with the noise is 0.2: a factor of 2.1 to both sides, as a roofline has before
-anything was measured (guide, section 3)."""
+anything was measured. Kinds are beside it, since one may be off by more."""
 
 
 class RegionResiduals:

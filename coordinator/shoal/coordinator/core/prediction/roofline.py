@@ -1,4 +1,5 @@
-"""What a receipt promises of a model: the roofline of its operator classes (docs/guides/prediction.md, section 2).
+"""What a receipt promises of a model: the roofline of its operator classes (Williams, Waterman, Patterson, Roofline: an
+insightful visual performance model for multicore architectures, CACM 52(4), 2009), class by class.
 
 Arithmetic and movement add up, since a core computes little while it waits for a cache line: the model of Stengel,
 Treibig, Hager, Wellein, Quantifying performance bottlenecks of stencil computations using the
@@ -18,7 +19,7 @@ _COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
 
 
 def service_seconds(demand: ModelDemand, rates: Rates, precision: str) -> float:
-    """Equation 1: launch + sum over classes of (flops / rate + bytes / bandwidth) + (nodes - 1) x time per node.
+    """Of one inference: launch + sum over classes of (flops / rate + bytes / bandwidth) + (nodes - 1) x time per node.
 
     Returns NaN where a rate that is needed was not measured.
     """
@@ -42,8 +43,8 @@ def arithmetic_seconds(demand: ModelDemand, rates: Rates, precision: str) -> flo
 
 
 def transfer_seconds(device: Device, profile: ModelProfile) -> float:
-    """Equation 5a: the least seconds in which the model's weights pass the device's link to its host. NaN where that is
-    unknown, or where the device works in the host's memory."""
+    """The least seconds in which the model's weights pass the device's link to its host: part of a load, since its rate
+    was measured over that link. NaN where that is unknown, or where the device works in the host's memory."""
     return profile.weight_bytes / device.host_bytes_per_s
 
 

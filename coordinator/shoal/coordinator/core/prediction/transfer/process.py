@@ -17,8 +17,8 @@ _GAUSSIAN = 50.0
 class ProcessSettings:
     """Variances in squared logarithms of a latency.
 
-    Defaults: of the values tried by leaving out one device at a time of the published tables (guide, section 7), those
-    with the least mean log error. Two to ten times of one of them cost 1 to 9 % of the error.
+    Defaults: of the values tried by leaving out one device at a time of the published tables (docs/benchmarks.md),
+    those with the least mean log error. Two to ten times of one of them cost 1 to 9 % of the error.
     """
 
     # Times the known devices' own variance of being faster or slower on all models.
