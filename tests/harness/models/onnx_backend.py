@@ -24,6 +24,8 @@ DATATYPES = {
     np.dtype(np.float16): "FP16", np.dtype(np.float32): "FP32", np.dtype(np.float64): "FP64",
     np.dtype(np.object_): "BYTES",
 }  # fmt: skip
+_TIMES = 4
+"""A dropout in training answers twice alike where chance has it so."""
 FAMILIES = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 
 
@@ -37,14 +39,19 @@ class Case:
     inputs: tuple[Any, ...] | None
 
     @property
+    def takes_bf16(self) -> bool:
+        inputs = onnx.load_from_string(self.content).graph.input
+        return any(info.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for info in inputs)
+
+    @property
     def operators(self) -> frozenset[str]:
         return frozenset(node.op_type for node in onnx.load_from_string(self.content).graph.node)
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeResult:
-    """What ONNX Runtime says in process. outputs: by name in order; None: it does not load or run it. steady: two
-    sessions answer the same bytes."""
+    """What ONNX Runtime says in process. outputs: by name in order; None: it does not load or run it.
+    is_deterministic: two sessions answer the same bytes, each time that they are asked."""
 
     inputs: Mapping[str, Array]
     outputs: tuple[Tensor, ...] | None
@@ -98,14 +105,14 @@ def _required_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def run(case: Case) -> RuntimeResult:
-    """Run twice, each time in its own session."""
+    """Run in two sessions, some times in each."""
     graph = onnx.load_from_string(case.content).graph
     given = _required_inputs(graph)
     arrays = case.inputs if case.inputs is not None else tuple(_random_input(info.type) for info in given)
     inputs = {info.name: array for info, array in zip(given, arrays, strict=False) if array is not None}
     inputs = {name: np.asarray(array) for name, array in inputs.items() if not isinstance(array, list)}
     inputs = {name: array.astype(np.object_) if array.dtype.kind in "US" else array for name, array in inputs.items()}
-    found = []
+    found = list[tuple[Tensor, ...]]()
     for _ in range(2):
         try:
             session = ort.InferenceSession(case.content, _options(), providers=["CPUExecutionProvider"])
@@ -115,10 +122,10 @@ def run(case: Case) -> RuntimeResult:
             if len(inputs) < len(given):
                 return RuntimeResult(inputs, None, is_deterministic=False, is_loadable=True)
             names = [each.name for each in session.get_outputs()]
-            found.append(tensors(dict(zip(names, _answer(session, inputs, names), strict=True))))
+            found.extend(tensors(dict(zip(names, _answer(session, inputs, names), strict=True))) for _ in range(_TIMES))
         except Exception:  # nor does it run it
             return RuntimeResult(inputs, None, is_deterministic=False, is_loadable=True)
-    return RuntimeResult(inputs, found[0], is_deterministic=found[0] == found[1], is_loadable=True)
+    return RuntimeResult(inputs, found[0], is_deterministic=all(each == found[0] for each in found), is_loadable=True)
 
 
 def _options() -> ort.SessionOptions:

@@ -49,6 +49,8 @@ class Found:
 
     inspected: Counter[str] = field(default_factory=Counter)
     runnable: set[str] = field(default_factory=set)
+    # In bf16, of which the processor's provider has no product: refused with a code.
+    denied: set[str] = field(default_factory=set)
     placed: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     equal: set[str] = field(default_factory=set)
@@ -61,6 +63,7 @@ class Found:
         counts = {
             "runnable": self.runnable, "placed": self.placed, "answered": self.answered, "equal": self.equal,
             "without a warm-up": self.unwarmed, "refused before a load": self.foreseen, "by a load": self.learnt,
+            "denied for bf16": self.denied,
         }  # fmt: skip
         said = [f"inspected {self.inspected.total()} ({dict(self.inspected)})"]
         return ", ".join((*said, *(f"{name} {len(found)}" for name, found in counts.items())))
@@ -93,8 +96,9 @@ def test_all_backend_models_are_inspected_and_what_runs_answers_as_in_process(st
     print(found)
     assert not found.wrong, _format(found)
     assert found.inspected.total() == len(every) >= 2033
-    assert found.equal == found.answered == found.placed == found.runnable
-    assert len(found.runnable) >= 1494
+    assert found.equal == found.answered == found.placed == found.runnable - found.denied
+    assert len(found.denied) <= 5, "the runtime has no product in bf16, and widens these few"
+    assert len(found.placed) >= 1683
 
 
 def _choose(every: Sequence[Case]) -> list[Case]:
@@ -188,6 +192,8 @@ def _serve(stack: DevStack, batch: Sequence[tuple[str, Case, RuntimeResult]], fo
                 found.wrong[case.name] = f"it does not load here, and the region says {code or 'nothing'}"
             else:
                 (found.learnt if name in placed else found.foreseen).add(case.name)
+        elif code == Code.PRECISION_DENIED and case.takes_bf16:
+            found.denied.add(case.name)
         elif view is None or view.state != "ready":
             found.wrong[case.name] = f"not placed: {code} {view.reason.found if view is not None else ''}"
         else:
