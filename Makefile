@@ -125,7 +125,7 @@ $(COMPILED_DISTS): $(TEST_STAMP) $(COMPILED_LIST)
 # All that the copies hold, and what makes them, by name and content: what is compiled holds constants of what is not, too.
 $(COMPILED_LIST): always
 	@mkdir -p $(@D) && find protos agents deploy/compiled -type d \( -name __pycache__ -o -name build -o -name '*.egg-info' \) -prune \
-	    -o -type f -print0 | sort -z | xargs -0 sha256sum >$@.now && { cmp -s $@.now $@ && rm $@.now || mv $@.now $@; }
+	    -o -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum >$@.now && { cmp -s $@.now $@ && rm $@.now || mv $@.now $@; }
 
 always:
 

@@ -50,6 +50,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        root.mkdir(exist_ok=True)
         shutil.copy(ROOT / "Makefile", root)
         self.builds = root / "builds"
         self.builds.touch()
@@ -76,11 +77,12 @@ class Tree:
             file.write("#\n")
         os.utime(path, ns=(0, 0))
 
-    def is_built(self) -> bool:
+    def is_built(self, **environment: str) -> bool:
         """Whether `make compiled` compiles anything, as of now."""
         before = self.builds.read_text()
         command = ["make", "--no-print-directory", "--old-file=.venv/.installed-tests", "compiled"]
-        subprocess.run(command, cwd=self.root, check=True, timeout=60, capture_output=True)
+        changed = {**os.environ, **environment}
+        subprocess.run(command, cwd=self.root, check=True, timeout=60, capture_output=True, env=changed)
         return self.builds.read_text() != before
 
 
@@ -107,6 +109,20 @@ def test_what_is_compiled_is_made_again_when_a_file_came_or_went(tmp_path: Path)
     moved.unlink()
     assert tree.is_built(), "removed"
     assert not tree.is_built()
+
+
+def test_another_locale_is_no_change(tmp_path: Path) -> None:
+    """Locales order names differently. Few machines have two of them, so a `sort` stands in whose order depends on the
+    locale that it is called in."""
+    tree = Tree(tmp_path / "tree")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    sort = programs / "sort"
+    sort.write_text(f'#!/bin/sh\n[ "$LC_ALL" = C ] || set -- -r "$@"\nexec {shutil.which("sort")} "$@"\n')
+    sort.chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    assert tree.is_built(LC_ALL="C", PATH=path)
+    assert not tree.is_built(LC_ALL="de_DE.UTF-8", PATH=path)
 
 
 def test_what_python_keeps_beside_sources_is_none_of_them(tmp_path: Path) -> None:
