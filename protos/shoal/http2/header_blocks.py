@@ -23,6 +23,9 @@ _KEPT_BYTES: Final = 1024
 _KEPT_FIELDS: Final = 64
 _KEPT_FIELD_BYTES: Final = 512
 """The same, of single fields."""
+_LAST_FIELDS: Final = 64
+"""Of a block with more, none is kept to be read by: of 1,000 fields of a byte each it would take 73 KB a connection.
+A choice."""
 _INDEXED: Final = 0b1000_0000
 _ADDED: Final = 0b0100_0000
 _SIZE_UPDATE: Final = 0b0010_0000
@@ -152,7 +155,7 @@ class HeaderDecoder:
         self._table = self._decoder.header_table
         self._kept: dict[bytes, HeaderList] = {}
         self._last: _LastBlock | None = None
-        """The latest that was read, unless the table changed since."""
+        """The latest of at most _LAST_FIELDS that was read, unless the table changed since."""
         self._sound = SoundFields()
 
     def decode(self, block: bytes) -> HeaderList:
@@ -234,7 +237,7 @@ class HeaderDecoder:
             ends.append(at)
             sizes.append(size)
         found = tuple(fields)
-        if end <= _KEPT_BYTES:
+        if end <= _KEPT_BYTES and len(found) <= _LAST_FIELDS:
             self._last = _LastBlock(block, found, ends, sizes)
         return found, is_table_new
 

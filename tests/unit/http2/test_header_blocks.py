@@ -155,6 +155,19 @@ def test_a41_fields_that_are_not_read_again_are_counted_again() -> None:
         decoder.decode(known + encode(rest))
 
 
+def test_a41_a_block_of_many_fields_is_not_kept_to_read_the_next_one_by() -> None:
+    """A connection would hold 73 KB for 1 KB that it received once."""
+    decoder = HeaderDecoder()
+    ok = (b":status", b"200")
+    for count, most in ((1, 1), (64, 64), (65, 64), (1000, 64)):
+        assert decoder.decode(b"\x88" * count).fields == (ok,) * count
+        last = decoder._last
+        assert last is not None
+        reused: list[tuple[bytes, bytes]] = []
+        last.copy_start(b"\x88" * 1000, reused, [], [])
+        assert reused == [ok] * most
+
+
 @given(st.binary(max_size=6), st.binary(max_size=6))
 def test_a_field_is_well_formed_as_rfc9113_says(name: bytes, value: bytes) -> None:
     """Section 8.2.1, byte by byte."""
