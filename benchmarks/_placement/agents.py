@@ -165,6 +165,9 @@ class NoModels:
     async def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
         yield b""
 
+    def path(self, digest: str) -> str:
+        raise NotImplementedError
+
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         raise NotImplementedError
 
@@ -172,7 +175,12 @@ class NoModels:
         raise NotImplementedError
 
     async def inspect(
-        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
     ) -> ModelProfile:
         raise NotImplementedError
 

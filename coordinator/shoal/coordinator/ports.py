@@ -408,6 +408,10 @@ class Blobs(Protocol):
 
     async def stat(self, digest: str) -> Bytes | None: ...
     def read(self, digest: str, offset: int) -> AsyncIterator[bytes]: ...
+    def path(self, digest: str) -> str:
+        """Of the complete file, which need not be there. Raises ShoalError(MODEL_DIGEST) for an invalid digest."""
+        ...
+
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         """Path of the complete, verified file. Raises ShoalError(MODEL_DIGEST | MODEL_TOO_LARGE | DISK_FULL)."""
         ...
@@ -430,10 +434,16 @@ class Inspector(Protocol):
     """Reads an untrusted model in a child process with limits on time, memory and files."""
 
     async def inspect(
-        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
     ) -> ModelProfile:
-        """shapes: of inputs, that costs are counted at; others are chosen. Raises ShoalError(MODEL_INVALID | MODEL_PATH
-        | MODEL_TOO_LARGE | CUSTOM_OP_DENIED | INVALID_ARGUMENT)."""
+        """shapes: of inputs, that costs are counted at; others are chosen. is_background: whether nobody waits for it;
+        it runs with the lowest priority, and no other inspection waits for it. Raises ShoalError(MODEL_UNKNOWN |
+        MODEL_DIGEST | MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED | INVALID_ARGUMENT)."""
         ...
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:

@@ -98,6 +98,9 @@ class KnownModels:
     async def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
         yield b"x" * (1000 - offset)
 
+    def path(self, digest: str) -> str:
+        return digest
+
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         async for _ in chunks:
             pass
@@ -108,7 +111,12 @@ class KnownModels:
         self.kept.discard(digest)
 
     async def inspect(
-        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
     ) -> ModelProfile:
         spec = (TensorSpec("x", "FP32", (1, 3, 48, 48)),)
         cost = (OperatorCost("Conv", 10, 1e8, 1e6),)

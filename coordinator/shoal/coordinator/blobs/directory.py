@@ -63,6 +63,10 @@ class DirectoryBlobs:
         finally:
             model.close()
 
+    def path(self, digest: str) -> str:
+        """Of the complete file, which need not be there. Raises ShoalError(MODEL_DIGEST) for an invalid digest."""
+        return str(self._path(digest))
+
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         """The path of the complete, verified, durable file. New bytes replace an existing copy.
 

@@ -16,6 +16,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -44,10 +45,15 @@ class InspectionLimits:
     deadline_s: Seconds = Seconds(60.0)
     # Largest message that the parent accepts from the child, in bytes.
     answer_bytes: Bytes = Bytes(4 * 2**20)
-    # Children that run at the same time; further inspections wait.
+    # Children that run at the same time; further inspections wait. One more runs in the background.
     max_children: int = 2
     # What a model may contain; its `max_size_bytes` also bounds the file.
     rules: Rules = RULES
+
+
+_BACKGROUND_NICENESS: Final = 19
+"""The lowest priority. Where Linux groups processes by session (sched(7), autogroup) it counts only within one, so that
+whoever inspects many in the background also pauses."""
 
 
 class ChildInspector:
@@ -56,9 +62,15 @@ class ChildInspector:
     def __init__(self, limits: InspectionLimits | None = None) -> None:
         self._limits = limits or InspectionLimits()
         self._slots = asyncio.Semaphore(self._limits.max_children)
+        self._background_slot = asyncio.Semaphore(1)
 
     async def inspect(
-        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
     ) -> ModelProfile:
         """The profile of the file with this digest, at these shapes.
 
@@ -68,9 +80,8 @@ class ChildInspector:
         CUSTOM_OP_DENIED | INVALID_ARGUMENT) and nothing else but CancelledError.
         """
         most = self._limits.rules.max_size_bytes
-        answer = await self._read(
-            path, digest, most, "a model in one protobuf file ends below 2 GiB: quantise it", shapes=shapes
-        )
+        remedy = "a model in one protobuf file ends below 2 GiB: quantise it"
+        answer = await self._read(path, digest, most, remedy, shapes=shapes, is_background=is_background)
         return _parse_profile(answer, digest)
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
@@ -81,7 +92,7 @@ class ChildInspector:
 
     async def _read(
         self, path: str, digest: str, most: int, remedy: str, samples_of: Tensors | None = None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None, *, is_background: bool = False,
     ) -> bytes:  # fmt: skip
         """The child's answer for the file at `path`, which may have at most `most` bytes."""
         file = OpenFile()
@@ -90,18 +101,18 @@ class ChildInspector:
             size = os.fstat(file.descriptor).st_size
             if size > most:
                 raise refuse(Code.MODEL_TOO_LARGE, f"{size} bytes", f"at most {most} in one file", remedy)
-            async with self._slots:
-                return await self._run_child(file.descriptor, size, digest, samples_of, shapes or {})
+            limits, rules = self._limits, self._limits.rules
+            request = InspectionRequest(
+                digest, limits.memory_bytes + 4 * size, limits.cpu_s, limits.deadline_s, rules, samples_of,
+                shapes or {}, _BACKGROUND_NICENESS if is_background else 0,
+            )  # fmt: skip
+            async with self._background_slot if is_background else self._slots:
+                return await self._run_child(file.descriptor, request)
         finally:
             file.close()
 
-    async def _run_child(
-        self, descriptor: int, size: int, digest: str, samples_of: Tensors | None,
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> bytes:  # fmt: skip
+    async def _run_child(self, descriptor: int, request: InspectionRequest) -> bytes:
         limits = self._limits
-        memory = limits.memory_bytes + 4 * size
-        request = InspectionRequest(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of, shapes)
         try:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", request.to_text()),

@@ -52,6 +52,8 @@ class InspectionRequest:
     samples_of: Tensors | None = None
     # By input, the shapes that costs are counted at; others are chosen.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # Added to the child's nice value.
+    niceness: int = 0
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), default=sorted)
@@ -92,6 +94,7 @@ def main() -> None:
 def confine(request: InspectionRequest) -> None:
     """Sets limits that the kernel enforces. Where the kernel supports it, the sandbox also cuts off the network and the
     coordinator's keys."""
+    os.nice(request.niceness)
     cpu = max(1, int(request.cpu_s))
     for what, soft, hard in (
         (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),

@@ -264,7 +264,12 @@ class SimModels:
         return None if profile is None else profile.size_bytes
 
     async def inspect(
-        self, path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
     ) -> ModelProfile:
         profile = self.profiles.get(digest)
         if profile is None:
@@ -276,6 +281,9 @@ class SimModels:
 
     def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
         raise NotImplementedError("agents of a simulation fetch through their Cache")
+
+    def path(self, digest: str) -> str:
+        return digest
 
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         async for _ in chunks:

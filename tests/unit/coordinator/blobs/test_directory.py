@@ -52,6 +52,7 @@ def files(blobs: DirectoryBlobs) -> list[Path]:
 async def test_what_is_written_is_read_from_any_offset(blobs: DirectoryBlobs) -> None:
     path = await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
     assert Path(path).read_bytes() == CONTENT
+    assert blobs.path(DIGEST) == path
     assert await blobs.stat(DIGEST) == SIZE
     assert await gather(blobs) == CONTENT
     assert await gather(blobs, offset=654_321) == CONTENT[654_321:]
@@ -78,6 +79,9 @@ async def test_a_name_that_is_no_digest_reaches_no_file(blobs: DirectoryBlobs, d
         with pytest.raises(ShoalError) as caught:
             await call
         assert caught.value.code is Code.MODEL_DIGEST
+    with pytest.raises(ShoalError) as caught:
+        blobs.path(digest)
+    assert caught.value.code is Code.MODEL_DIGEST
 
 
 async def test_one_changed_bit_is_found(blobs: DirectoryBlobs) -> None:

@@ -234,6 +234,26 @@ async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
     assert psutil.Process().children() == []
 
 
+async def test_nobody_waits_behind_an_inspection_in_the_background(tmp_path: Path) -> None:
+    """It runs with the lowest priority, beside as many others as there may be; another in the background waits."""
+    (tmp_path / "slow").mkdir()
+    path, digest = write_model(tmp_path / "slow", slow())
+    quick_path, quick = write_model(tmp_path)
+    inspector = ChildInspector(InspectionLimits(max_children=1))
+    background = [asyncio.ensure_future(inspector.inspect(path, digest, is_background=True)) for _ in range(2)]
+    try:
+        await until(
+            lambda: [each.nice() for each in psutil.Process().children()] == [19], 20, "one child of lowest priority"
+        )
+        assert await inspector.inspect(quick_path, quick) == profile_of(RELU, quick)
+        assert not any(each.done() for each in background)
+        assert [each.nice() for each in psutil.Process().children()] == [19]
+    finally:
+        for each in background:
+            each.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+
+
 _CONFINED = """
 import json, os, resource, socket, sys
 from shoal.coordinator.blobs.inspect_child import InspectionRequest, Tensors, confine
