@@ -653,63 +653,6 @@ async def test_a_model_that_is_pushed_again_is_inspected_again_if_an_older_versi
     assert b'"largest_weight_bytes":700' in record.value
 
 
-async def test_after_a_start_what_an_older_version_inspected_is_inspected_again(
-    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it runs as well, and once."""
-    await place_agent(world)
-    older = world.region.workloads.catalog.models[DIGEST]
-    asked, inspect = list[Mapping[str, tuple[int, ...]]](), world.models.inspect
-
-    async def inspect_newly(
-        path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None
-    ) -> ModelProfile:
-        asked.append(shapes or {})
-        return replace(await inspect(path, digest, shapes), version=PROFILE_VERSION, run_bytes=Bytes(700))
-
-    monkeypatch.setattr(world.models, "inspect", inspect_newly)
-    for _ in range(2):
-        await world.region.models.refresh_profiles()
-    newer = replace(older.profile, version=PROFILE_VERSION, run_bytes=Bytes(700))
-    assert world.region.workloads.catalog.models[DIGEST] == replace(older, profile=newer)
-    assert asked == [older.profile.reference_shapes]
-    (record,) = await world.store.scan("models/")
-    assert b'"run_bytes":700' in record.value
-
-
-async def test_a_model_that_is_removed_while_it_is_inspected_again_stays_removed(
-    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.push()
-    inspect = world.models.inspect
-
-    async def remove_first(path: str, digest: str, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelProfile:
-        found = await inspect(path, digest, shapes)
-        await world.region.models.remove(DIGEST, "test")
-        return replace(found, version=PROFILE_VERSION)
-
-    monkeypatch.setattr(world.models, "inspect", remove_first)
-    await world.region.models.refresh_profiles()
-    assert DIGEST not in world.region.workloads.catalog.models
-    assert not await world.store.scan("models/")
-    assert await world.models.stat(DIGEST) is None
-
-
-@pytest.mark.parametrize("code", [Code.MODEL_INVALID, Code.MODEL_DIGEST])
-async def test_a_model_that_is_refused_after_a_start_stays_as_it_was(
-    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, code: Code
-) -> None:
-    await place_agent(world)
-    before = world.region.workloads.catalog.models[DIGEST]
-
-    async def refuse_all(*_: object) -> ModelProfile:
-        raise refuse(code, "a model", "another one", "push another one")
-
-    monkeypatch.setattr(world.models, "inspect", refuse_all)
-    await world.region.models.refresh_profiles()
-    assert world.region.workloads.catalog.models[DIGEST] == before
-
-
 @pytest.mark.parametrize(("code", "is_known"), [(Code.MODEL_INVALID, True), (Code.MODEL_DIGEST, False)])
 async def test_a_model_that_is_known_stays_so_where_it_is_not_inspected_again(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch, code: Code, is_known: bool

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
@@ -24,7 +25,7 @@ from shoal.coordinator.core.catalog.publishers import (
     rollback_refusal,
 )
 from shoal.coordinator.core.workloads.model import Reference
-from shoal.coordinator.ports import Blobs, Inspector, StaleRevision
+from shoal.coordinator.ports import Blobs, Inspector
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
 from shoal.types.migration import PACK_BYTES, PackRef
@@ -67,6 +68,8 @@ class ModelsController:
         self._catalog = catalog
         self._adopt = adopt
         self._region = context.name
+        self.profiles = ProfileRefresh(context, blobs, inspector, catalog, adopt)
+        """To run in the background after a start."""
 
     async def start(self) -> None:
         found = [codec.load(ModelRecord, record.value) for record in await self._store.scan(MODELS)]
@@ -127,29 +130,6 @@ class ModelsController:
                 raise
             log.warning("inspection_failed", digest=digest, error=str(error))
             return None
-
-    async def refresh_profiles(self) -> None:
-        """Inspects the models of which an older version computed the profile, one after the other, at the shapes that
-        what runs was placed at. A model that today's rules refuse, or whose bytes are gone, stays as it was."""
-        for digest in sorted(self._catalog().models):
-            try:
-                await self._refresh_profile(digest)
-            except (ShoalError, StaleRevision) as error:
-                log.warning("inspection_failed", digest=digest, error=str(error))
-
-    async def _refresh_profile(self, digest: str) -> None:
-        """Raises ShoalError(MODEL_DIGEST | STORE_FULL | ..)."""
-        known, size = self._catalog().models.get(digest), await self._blobs.stat(digest)
-        if known is None or size is None or known.profile.version >= PROFILE_VERSION:
-            return
-        try:
-            profile = await self._inspect_again(size, digest, self._blobs.read(digest, 0), known.profile)
-            async with self._fence.documents_lock:
-                now = self._catalog().models.get(digest)
-                if profile is not None and now is not None and _is_newer(profile, now.profile):
-                    await self._record(replace(now, profile=profile), "", "coordinator", None)
-        finally:
-            await self._delete_unrecorded(digest)  # of a model that was removed meanwhile
 
     def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         known = self._catalog().models[digest].profile.reference_shapes
@@ -283,7 +263,7 @@ class ModelsController:
                 if profile is not None and model.profile != profile:
                     if has_shapes and profile.reference_shapes != model.profile.reference_shapes:
                         self._check_unused(digest)
-                    if has_shapes or _is_newer(profile, model.profile):
+                    if has_shapes or is_newer(profile, model.profile):
                         model = replace(model, profile=profile)
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
@@ -468,11 +448,6 @@ class ModelsController:
         event = LogEvent("MODEL_KEPT", model.digest, ", ".join(model.names), actor)
         await self._fence.commit(puts, events=[event])
         self._adopt(self._catalog().with_changes(models={**models, **changed}, newest=newest))
-
-
-def _is_newer(profile: ModelProfile, known: ModelProfile) -> bool:
-    """Of a newer version, at the same shapes."""
-    return profile.reference_shapes == known.reference_shapes and profile.version > known.version
 
 
 def _pack_for_models(pack: PackRecord, models: Collection[str]) -> PackRecord:
