@@ -30,6 +30,8 @@ MAX_ITEMS: Final = 256
 MAX_TEXT: Final = 1024
 MAX_PATTERN: Final = 128
 MAX_REPEAT: Final = 32
+MAX_FOUND: Final = 512
+"""Characters of what a refusal says was found. A region keeps one refusal for each device that differs."""
 MAX_WORK: Final = 200_000
 """Limit of token evaluations: about 0.1 us each, so at most a fifth of the budget on a slow machine's core."""
 
@@ -179,13 +181,18 @@ class Expression:
         except ShoalError as error:
             if error.code == Code.POLICY_COST:
                 return error.refusal
-            return Refusal(Code.SELECTOR_MISMATCH, error.refusal.found, self.text, error.refusal.remedy)
+            return self._mismatch(error.refusal.found, error.refusal.remedy)
         given = tuple(self._input_values(values))
-        found = ", ".join(dict.fromkeys(_describe_values(self.text, given)))
+        found = ", ".join(_describe_values(self.entries, given))
         remedy = "label a node so that it matches, or widen `where`"
         if any(name == CARBON_VARIABLE and _is_unknown(value) for name, value in given):
             remedy = "`shoal region set carbon VALUE`, or `spec.carbon` of the Region"
-        return Refusal(Code.SELECTOR_MISMATCH, found, self.text, remedy)
+        return self._mismatch(found, remedy)
+
+    def _mismatch(self, found: str, remedy: str) -> Refusal:
+        """One is kept for each candidate of which it reads something else."""
+        shown = found if len(found) <= MAX_FOUND else f"{found[: MAX_FOUND - 2]}.."
+        return Refusal(Code.SELECTOR_MISMATCH, shown, self.text, remedy)
 
     def _input_values(self, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         """`node={"name": x}` as `node.name: x`, after a check of each value's size."""
@@ -221,8 +228,7 @@ def _compile(text: str) -> Expression:
                 'compare it with something: device.kind == "gpu"',
             )
         )
-    words = {match["word"] for match in _TOKEN.finditer(text)}
-    reads = frozenset(name for name in VARIABLES if words.issuperset(name.split(".")))
+    reads = _variables_read(text)
     return Expression(text, reads, _entries_read(text, reads), program)
 
 
@@ -251,10 +257,19 @@ def _is_too_large(name: str, value: object) -> bool:
     return False
 
 
+def _variables_read(text: str) -> frozenset[str]:
+    """Those that the text may read."""
+    # CEL reads `(node).name` as `node.name`.
+    words = [token.text if token.kind != "string" else "" for token in _tokens_of(text) if token.text not in {"(", ")"}]
+    chains = {*zip(words, words[1:], words[2:], strict=False)}
+    parts = {name: name.partition(".") for name in VARIABLES}
+    return frozenset(name for name, each in parts.items() if each in chains or (not each[1] and name in words))
+
+
 def _entries_read(text: str, variables: Iterable[str]) -> Mapping[str, frozenset[str]]:
     """Of each variable that is a map, the entries that the text may read, where each use of it names one."""
-    tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "space"]
-    words = ["" if token["string"] else token[0] for token in tokens]
+    tokens = _tokens_of(text)
+    words = ["" if token.kind == "string" else token.text for token in tokens]
     found = dict[str, frozenset[str]]()
     for variable in variables:
         part, _, field = variable.partition(".")
@@ -269,12 +284,12 @@ def _entries_read(text: str, variables: Iterable[str]) -> Mapping[str, frozenset
     return found
 
 
-def _entry_named(tokens: Sequence[re.Match[str]], at: int) -> str | None:
+def _entry_named(tokens: "Sequence[_Token]", at: int) -> str | None:
     """The entry that is named from this token on, as in `.site` or `["site"]`; None: something else follows."""
-    following = [each[0] for each in tokens[at : at + 3]]
+    following = [each.text for each in tokens[at : at + 3]]
     if following[:1] == ["."] and len(following) > 1 and following[2:] != ["("]:
-        return following[1] if tokens[at + 1]["word"] else None
-    if len(following) < 3 or (following[0], following[2]) != ("[", "]") or not tokens[at + 1]["string"]:
+        return following[1] if tokens[at + 1].kind == "word" else None
+    if len(following) < 3 or (following[0], following[2]) != ("[", "]") or tokens[at + 1].kind != "string":
         return None
     text = following[1]
     is_plain = text[0] in "\"'" and text[:3] not in ('"""', "'''") and "\\" not in text
@@ -297,15 +312,15 @@ def _check_size(name: str, value: object) -> None:
             _check_size(name, item)
 
 
-def _describe_values(text: str, values: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """The values that `text` reads, in words; of a map the entries that it names."""
+def _describe_values(entries: Mapping[str, frozenset[str]], values: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """These values in words, of a map the entries that are read of it. Nothing else is named, because what is read
+    alone tells candidates apart."""
     for name, value in values:
-        for match in re.finditer(rf"\b{re.escape(name)}\b(?:\.(\w+)|\[[\"']([^\"']*)[\"']\])?", text):
-            key = match[1] or match[2]
-            if isinstance(value, Mapping) and key:
-                yield f"{name}.{key} = {value.get(key)!r:.80}" if key in value else f"{name}.{key} absent"
-            else:
-                yield f"{name} is unknown" if _is_unknown(value) else f"{name} = {value!r:.80}"
+        if isinstance(value, Mapping) and name in entries:
+            for key in sorted(entries[name]):
+                yield f"{name}.{key} = {value[key]!r:.80}" if key in value else f"{name}.{key} absent"
+        else:
+            yield f"{name} is unknown" if _is_unknown(value) else f"{name} = {value!r:.80}"
 
 
 def _is_unknown(value: object) -> bool:
@@ -316,20 +331,33 @@ _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*)
     |(?P<string>(?P<prefix>[rRbB]{0,2})(?:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}
         |"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
-    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<number>[0-9][0-9A-Za-z_.]*)
+    |(?P<word>[A-Za-z_][A-Za-z0-9_]*|`[A-Za-z0-9_.\-/\ ]+`)
+    |(?P<number>0x[0-9a-fA-F]+[uU]?|[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+(?:[eE][+-]?[0-9]+|[uU])?)
     |(?P<mark>.)""",
     re.VERBOSE | re.DOTALL,
 )
+"""As CEL's grammar has them: a token that took more than CEL does would hide what follows it, as in `1in.node.labels`
+or "node.labels.`a//b`"."""
 _MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
 _COLLECTIONS = frozenset(name.rpartition(".")[2] for name, (kind, _) in VARIABLES.items() if "<" in kind)
 _PATTERN_COST = 8
 
 
 class _Token(NamedTuple):
+    # Of a word that is quoted, what is between the quotes.
     text: str
+    # Name of its group in `_TOKEN`.
     kind: str
     start: int
+
+
+def _tokens_of(text: str) -> list[_Token]:
+    """All but what separates them."""
+    return [
+        _Token(match[0].strip("`") if match["word"] else match[0], match.lastgroup or "mark", match.start())
+        for match in _TOKEN.finditer(text)
+        if match.lastgroup != "space"
+    ]
 
 
 def _check_cost(text: str) -> None:
@@ -337,11 +365,7 @@ def _check_cost(text: str) -> None:
     necessary."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(_cost_refusal(f"{len(text)} characters", f"at most {MAX_LENGTH}"))
-    tokens = [
-        _Token(match[0], match.lastgroup or "mark", match.start())
-        for match in _TOKEN.finditer(text)
-        if match.lastgroup != "space"
-    ]
+    tokens = _tokens_of(text)
     macros: list[int] = []
     depth = maps = work = 0
     items = max(MAX_ITEMS, sum(token.text == "," for token in tokens))

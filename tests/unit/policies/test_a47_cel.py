@@ -1,16 +1,17 @@
 """A47: CEL expressions that could run long are POLICY_COST at parse time; what is accepted stays within its budget."""
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import device
 from harness.report import record
 from shoal.policies.cel import (
     BUDGET_S,
+    MAX_FOUND,
     MAX_ITEMS,
     MAX_LENGTH,
     MAX_TEXT,
@@ -19,13 +20,17 @@ from shoal.policies.cel import (
     ExpressionError,
     device_fields,
 )
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import DeviceLink
 
 COSTLY = [
     ("nested macros", "[1, 2].all(a, [3, 4].all(b, a < b))", 22),
     ("nested with space and comment", "[1].all(a, [2] . exists // b\n (b, a < b))", None),
     ("deeply nested macros", "".join(f"[1].all(a{n}, " for n in range(20)) + "true" + ")" * 20, 17),
+    ("nested after a number", "[1].all(a, 1in.node.labels.map(b, 2))", 28),
+    ("nested after a number with a sign", "[1].all(a, 1e+1in.node.labels.map(b, .5))", 31),
+    ("nested after a hexadecimal number", "[1].all(a, 0x1fin.node.labels.map(b, 2))", 31),
+    ("nested after a quoted name", "node.labels.`a//b` == '' || [1].all(a, [2].all(b, true))", 44),
     ("growing strings", '["x"]' + ".map(a, a + a)" * 30 + '[0] == ""', 16),
     ("growing lists", "[1]" + ".map(a, [a, a, a, a])" * 20 + " == []", 26),
     ("nested repetitions", "node.name.matches('((a{30}){30}){30}')", 19),
@@ -222,10 +227,114 @@ def test_constants_are_told() -> None:
         ('node.labels["\\x61"] == "x"', {}),
         ('node.labels.labels == "x"', {}),
         ('"x" in model.operators', {}),
+        ('node.labels.rank == "1" || 1in.node.labels.map(k, 2)', {}),
+        ('node.labels.rank == "1" || 0x1uin.node.labels.map(k, 2u)', {}),
+        ('node.labels.rank == "1" || 1.5e-1in.node.labels.map(k, .5)', {}),
+        (
+            'node.labels.`a//b` == "1" && device.attributes.isa == "x"',
+            {"node.labels": {"a//b"}, "device.attributes": {"isa"}},
+        ),
+        ('node.`labels`.a == "1"', {"node.labels": {"a"}}),
+        ('(node).labels.a == "1"', {}),
+        ('node.labels.a == "1" // node.labels.b', {"node.labels": {"a"}}),
     ],
 )
 def test_what_an_expression_reads_of_maps_is_told_where_it_names_it(text: str, entries: dict[str, set[str]]) -> None:
     assert Expression.compile(text).entries == entries
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ('node.labels.name == "x"', {"node.labels"}),
+        ('(node).name == "x" && ((device)).kind == "gpu"', {"node.name", "device.kind"}),
+        ('.node . `name` == "x" // device.kind', {"node.name"}),
+        ('node.name == "device.kind"', {"node.name"}),
+        ('hour(now, "UTC") == 1 && 1.0in[region.carbon]', {"now", "region.carbon"}),
+    ],
+)
+def test_what_an_expression_reads(text: str, variables: set[str]) -> None:
+    assert Expression.compile(text).variables == variables
+
+
+NAMES: Final = ("a", "b", "a//b")
+SPACES: Final = st.sampled_from(("", "", "", " ", "\n", " // node.labels.c\n"))
+NUMBERS: Final = st.sampled_from(("1", "0x1", "1u", "0x1U", "1.0", "1e0", "1.5e-1", ".5", "10E+2"))
+MAPS: Final = st.sampled_from(
+    (*("node.labels", "device.attributes") * 4, ".node.labels", "(node).labels", "node.`labels`")
+)
+
+
+@st.composite
+def written_entries(draw: st.DrawFn) -> str:
+    """An entry of a map, in each way to write that."""
+    of, name, space = draw(MAPS), draw(st.sampled_from(NAMES)), draw(SPACES)
+    ways = [f'[{space}"{name}"{space}]', f"['{name}']", f"{space}.{space}`{name}`"]
+    ways += [f"{space}.{space}{name}"] if name.isalpha() else []
+    rare = [f'["" + "{name}"]', f'[r"{name}"]', '["\\x61"]', f'["""{name}"""]', "[node.name]"]
+    return of + draw(st.sampled_from((*ways * 8, *rare)))
+
+
+@st.composite
+def written_terms(draw: st.DrawFn) -> str:
+    entry, other, number = draw(written_entries()), draw(written_entries()), draw(NUMBERS)
+    of, name = draw(MAPS), draw(st.sampled_from(NAMES))
+    inside = f"in{of}" if of[0] in ".(" else f"in {of}"
+    usual = [f"{entry} == {other}", f'{entry} != "1"', f'{entry} == "1"', f"has({of}.`{name}`)"]
+    usual += [f'{entry}.startsWith("1")', f'node.name == "node.labels.{name}"', f"{number}in[{number}]"]
+    rare = [f'"{name}"{inside}', f"{of}.size() == 1", f'{of}.exists(x, x == "{name}")', f'["a"].all(x, x {inside})']
+    rare += [f'["{name}"].exists(x, {of}[x] == "1")', f'[{{"labels": {of}}}].exists(node, node.labels.a == "1")']
+    counted = f'{number}in.node.labels.map(x, x == "{name}" ? {number} : {number})'
+    return draw(st.sampled_from((*usual * 4, *rare, *[counted] * 6)))
+
+
+@st.composite
+def written_selectors(draw: st.DrawFn) -> str:
+    """Of several terms, with blanks, lines, comments and literals that look like code."""
+    text = draw(written_terms())
+    for _ in range(draw(st.integers(0, 2))):
+        form = st.sampled_from(("{0}{2}&& {1}", "{0} ||{2}{1}", "!({0}) || {1}", "({0} ? {1} :{2}{0})"))
+        text = draw(form).format(text, draw(written_terms()), draw(SPACES) or " ")
+    return text + draw(st.sampled_from(("", "", " // node.labels.b", '// "')))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    written_selectors(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(NAMES),
+            *(st.dictionaries(st.sampled_from((*NAMES, "c")), st.sampled_from(("0", "1"))) for _ in range(2)),
+        ),
+        min_size=8,
+        max_size=24,
+    ),
+)
+def test_what_is_known_by_what_an_expression_reads_is_what_it_says(
+    text: str, devices: list[tuple[str, dict[str, str], dict[str, str]]]
+) -> None:
+    """The answer, and the text of a refusal, for devices of which it reads the same; in each way to write it."""
+    expression = compile_or_error(text)
+    if isinstance(expression, ExpressionError):
+        event(f"refused: {expression.refusal.found:.40}")
+        return
+    event("names entries" if expression.entries else "reads whole maps")
+    known = dict[str, Refusal | None]()
+    for name, labels, attributes in devices:
+        values = {"node": {"name": name, "labels": labels}, "device": {"attributes": attributes}}
+        found = expression.refusal(**values)
+        assert known.setdefault(expression.reads_of(**values), found) == found
+        assert found is None or "No value with name" not in found.found, "it reads what nobody gave it"
+
+
+def test_what_was_found_is_bounded() -> None:
+    """Of a long selector, a region keeps what was found of each device."""
+    absent = " || ".join(f"has(node.labels.l{at})" for at in range(60))
+    refusal = Expression.compile(f'node.labels.site == "shop" || {absent}').refusal(**GPU)
+    assert refusal is not None
+    assert refusal.found.startswith("node.labels.l0 absent, node.labels.l1 absent")
+    assert len(refusal.found) == MAX_FOUND
+    assert refusal.found.endswith("..")
 
 
 @given(
