@@ -10,7 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
 
-from harness.builders.coordinator_core import DIGEST, MIB, SMALL, START, CoreRegion, device, intent, node, profile
+from harness.builders.coordinator_core import (
+    DIGEST,
+    MIB,
+    SMALL,
+    START,
+    CoreRegion,
+    device,
+    fleet_of,
+    intent,
+    node,
+    profile,
+)  # fmt: skip
+from harness.builders.coordinator_core import inputs as inputs_for
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.advance import migration_effects
 from shoal.coordinator.core.migration.model import AbortedState
@@ -26,9 +38,10 @@ from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_plac
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, Decision
 from shoal.coordinator.core.workloads.warm_ups import MOST_OF_A_KIND
+from shoal.policies.resolve import RTT_LABEL
 from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Device, Role
+from shoal.types.device import Device, Node, Role
 from shoal.types.migration import MigrationRule
 from shoal.types.profile import KernelCost
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -617,7 +630,7 @@ def test_what_excludes_devices_by_kind_says_what_a_look_at_each_says(seed: int) 
             models = (ModelRef("ocr.onnx", DIGEST, precision), ModelRef("small.onnx", SMALL, precision))
             bound = Seconds(late) if late is not None else None
             asked = intent("w", where=where, models=models[: chance.randrange(1, 3)], latency_p95_s=bound)
-            found = columns.excluded(scope, asked, asked.require, asked.limits)
+            found = columns.list_excluded(scope, asked, asked.require, asked.limits)
             each = [faults for _, faults in columns.candidates(scope, asked, asked.require, asked.limits)]
             assert (found is None) == (not all(each))
             if found is None:
@@ -627,6 +640,82 @@ def test_what_excludes_devices_by_kind_says_what_a_look_at_each_says(seed: int) 
             one_by_one = [Excluded(faults, 1) for faults in each]
             assert explain.nowhere(found, level, "") == explain.nowhere(one_by_one, level, "")
     assert everywhere > len(SELECTORS), "most have no place"
+
+
+@pytest.mark.parametrize(
+    ("places", "precision", "is_measured"),
+    [
+        ((("a", "gpu1"), ("b", "gpu0")), "", False),
+        ((("a", "gpu1"), ("b", "gpu10"), ("c", "gpu2")), "", False),
+        ((("a", "gpu1"), ("a-1", "gpu0"), ("a0", "gpu10")), "fp16", True),
+        ((("n10", "gpu0"), ("n1", "gpu0"), ("n1-0", "gpu0"), ("n2", "gpu0")), "fp16", True),
+        ((("n10", "gpu0"), ("n1", "gpu0"), ("n1-0", "gpu0"), ("n2", "gpu0")), "", False),
+    ],
+)
+def test_a_refusal_found_by_kind_names_the_device_that_a_look_at_each_names(
+    places: Sequence[tuple[str, str]], precision: str, is_measured: bool
+) -> None:
+    """Texts name the device alone, its node alone, or both; and a name may go on after another's."""
+    members = [node(name, device(on, kind="gpu")) for name, on in places]
+    found = compare_by_kind(members, precision, is_measured=is_measured)
+    assert len(found) <= 3, "whatever the number of devices"
+
+
+def test_a_refusal_found_by_kind_names_the_node_that_a_look_at_each_names() -> None:
+    """Of a text with a blank after the node's name; where a `/` follows it, n1-0 comes first."""
+    places = (("n1", "gpu1"), ("n1-0", "gpu0"), ("n10", "gpu0"))
+    members = [node(name, device(on, kind="gpu"), labels={RTT_LABEL: "far"}) for name, on in places]
+    found = compare_by_kind(members, "", is_measured=True, latency_p95_s=Seconds(1.0))
+    texts = {str(fault.refusal) for each in found for fault in each.faults}
+    assert any("of n1 is no duration" in text for text in texts), texts
+
+
+def test_of_many_devices_three_are_looked_at_for_the_text_that_comes_first() -> None:
+    """All of their names go on after the first's."""
+    names = ("edge", *(f"edge-{at}" for at in range(40)))
+    found = compare_by_kind([node(name, device("gpu0", kind="gpu")) for name in names], "fp16", is_measured=True)
+    assert len(found) <= 3
+    assert sum(each.number for each in found) == len(names)
+
+
+def compare_by_kind(
+    members: Sequence[Node], precision: str, *, is_measured: bool, **require: Any
+) -> Sequence[Excluded]:
+    """Asks for what excludes all of them, by kind and one by one. is_measured: false: none has a receipt."""
+    fleet = fleet_of(*members)
+    for state in fleet.nodes.values() if not is_measured else ():
+        fleet = fleet.with_node(replace(state, receipts={}))
+    asked = intent("w", models=(ModelRef("ocr.onnx", DIGEST, precision),), **require)
+    inputs = inputs_for(fleet, asked)
+    scope, columns = Scope(inputs), DeviceColumns()
+    columns.update(inputs, inputs.measured, ())
+    found = columns.list_excluded(scope, asked, asked.require, asked.limits)
+    each = [
+        Excluded(scope.faults(scope.option(asked, asked.models[0], *at), asked, asked.require, asked.limits), 1)
+        for at in scope.devices
+    ]
+    assert found is not None
+    level = Level(asked.require, asked.limits, 1, (), (), NO_ALLOCATIONS)
+    assert explain.nowhere(found, level, "") == explain.nowhere(each, level, "")
+    return found
+
+
+def test_a_selector_keeps_refusals_of_few_devices_that_are_not_so_any_more() -> None:
+    """A label that it reads changes all the time."""
+    names = [f"n{at:02}" for at in range(20)]
+    fleet = fleet_of(*(node(name, labels={"load": "0"}) for name in names))
+    asked = intent("w", where='node.labels.load == "none"')
+    columns, kept_refusals = DeviceColumns(), list[int]()
+    for step in range(200):
+        inputs, name = inputs_for(fleet, asked), names[step % len(names)]
+        columns.update(inputs, inputs.measured, ())
+        assert columns.list_excluded(Scope(inputs), asked, asked.require, asked.limits) is not None
+        kept_refusals.append(len(columns._selectors[asked.require.where].refusals))
+        state = fleet.nodes[name]
+        labels = {**state.node.labels, "load": f"busy-{step}"}
+        fleet = fleet.with_node(replace(state, node=replace(state.node, labels=labels)))
+        columns.mark(name)
+    assert max(kept_refusals) == 2 * len(names) + 1, "and it is not built anew in each step"
 
 
 def test_what_no_device_can_take_is_told_apart_by_models_that_are_here() -> None:

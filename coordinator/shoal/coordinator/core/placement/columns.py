@@ -468,7 +468,7 @@ class DeviceColumns:
         self._marked, self._is_all_marked = set(), False
         for variant in [name for name, each in self._models.items() if len(each.counts) > 2 * len(self._slots)]:
             del self._models[variant]  # most of its kinds have no device any more
-        for where in [name for name, each in self._selectors.items() if len(each.refusals) > 2 * len(self._slots)]:
+        for where in [name for name, each in self._selectors.items() if len(each.refusals) > 2 * len(self._rows)]:
             del self._selectors[where]  # most of its refusals are of no device any more
 
     def audit(self, scope: Scope, allocations: Allocations, where: str) -> None:
@@ -755,7 +755,7 @@ class DeviceColumns:
                 option = replace(sample, state=state, device=device, receipt=state.receipts.get(device.name))
                 yield option, scope.faults_of_place(option, None if selector is None else selector.refusal_of(row))
 
-    def excluded(
+    def list_excluded(
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits
     ) -> Sequence[Excluded] | None:
         """What `candidates` says of each device with each model, of devices of a kind at once; None: some device is not
@@ -789,11 +789,15 @@ class DeviceColumns:
         return found
 
     def _first_by_name(self, rows: Ints) -> Sequence[int]:
-        """Those of these devices of which a text comes first that differs in names alone: of the first node by name,
-        and of others whose names go on after the first's."""
-        names = [(slot.node, row) for row in rows.tolist() if (slot := self._slots[row]) is not None]
-        first, _ = min(names)
-        return [row for name, row in sorted(names) if name.startswith(first)]
+        """Those of these devices of which a text comes first that differs in names alone: one that names the place, the
+        node, or the device alone, each with what follows the name there."""
+        slots = [(slot.node, slot.device, row) for row in rows.tolist() if (slot := self._slots[row]) is not None]
+        firsts = (
+            min((f"{node}/{name} ", row) for node, name, row in slots),
+            min((f"{node} ", row) for node, _, row in slots),
+            min((f"{name};", row) for _, name, row in slots),
+        )
+        return [*dict.fromkeys(row for _, row in firsts)]
 
     def nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Nowhere | None:
         """What was found for such a request, if nothing that it depends on is another. Of a uniform request of a

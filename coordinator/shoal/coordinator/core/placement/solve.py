@@ -435,7 +435,9 @@ class Solver:
         """What excludes each device whatever else is placed, for all that ask for the same; None: something else
         excludes some, or that is not known without a look at each."""
         columns = self._columns_of_all(level.require, level.limits)
-        return columns.excluded(self.scope, self.intent, level.require, level.limits) if columns is not None else None
+        if columns is None:
+            return None
+        return columns.list_excluded(self.scope, self.intent, level.require, level.limits)
 
     def remember_nowhere(self, level: Level, found: Nowhere) -> None:
         """For workloads that ask for the same, of a level of which all are excluded everywhere."""
