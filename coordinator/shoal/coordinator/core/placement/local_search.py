@@ -58,6 +58,8 @@ class AssignmentProblem:
 
     @property
     def is_searchable(self) -> bool:
+        """Whether there is something to improve, within `CELLS_MOST`. More than 1,000 rows never are, however few the
+        columns: rows times rows count too."""
         rows, columns = self.cost.shape
         return rows > 1 and columns > 0 and bool(rows * max(rows, columns) <= CELLS_MOST)
 
