@@ -1,6 +1,7 @@
 """What people see, as files: rewritten by `pytest --update-golden`."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -335,6 +336,18 @@ def test_what_is_ready_and_not_loaded_is_listed_as_idle(code: str, state: str) -
     assert cells["STATE"] == state
     cells = {each.name: listings.text_of(each.cell(placement)) for each in listings.COLUMNS["placements"]}
     assert cells["PHASE"] == state
+
+
+def test_a_workload_is_as_old_as_what_was_applied_last() -> None:
+    """An older coordinator says since when it waits, and not when it was applied."""
+    now = time.time()  # noqa: TID251 - the command takes its own clock
+    ages = [
+        listings.text_of(each.cell(operator_pb2.WorkloadView(state="pending", applied_at=applied_at, since=since)))
+        for applied_at, since in ((now - 7200, now - 300), (now - 7200, 0.0), (0.0, now - 300), (0.0, 0.0))
+        for each in listings.COLUMNS["workloads"]
+        if each.name == "AGE"
+    ]
+    assert ages == ["2h", "2h", "5m", "-"]
 
 
 def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pytest.CaptureFixture[str]) -> None:

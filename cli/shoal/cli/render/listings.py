@@ -233,7 +233,8 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
         Listed("POLICY", lambda row: row.policy or "-", rank=5, least=10),
         Listed("REASON", lambda row: reason_cell(row.reason), rank=2),
         Listed("REQUESTS", lambda row: str(sum(one.requests for one in row.ingress)), rank=4, right=True),
-        Listed("AGE", lambda row: age(row.applied_at), rank=3, right=True),
+        # An older coordinator does not tell when it was applied.
+        Listed("AGE", lambda row: age(row.applied_at or row.since), rank=3, right=True),
         _wide("ANSWERED", lambda row: str(sum(one.answered for one in row.ingress))),
         _wide("RETRIED", lambda row: str(sum(one.retried for one in row.ingress))),
         _wide("REFUSED", lambda row: str(sum(one.refused for one in row.ingress))),

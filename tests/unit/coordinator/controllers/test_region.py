@@ -452,6 +452,30 @@ async def test_a_change_bumps_the_revision_and_shows_its_lines(world: RegionFixt
     assert world.region.workloads.catalog.documents[DocumentKey("Policy", "fast")].revision == 2
 
 
+async def test_a_workload_says_when_its_document_was_applied_last(world: RegionFixture) -> None:
+    """Not when that of its policy was, nor since when it waits."""
+
+    def read_applied_at() -> float:
+        (view,) = workload_views(world.region.workloads, world.region.fleet.fleet)
+        return view.applied_at
+
+    async def apply(word: str, other: str) -> float:
+        world.clock.advance(60.0)
+        texts = [(name, text.replace(word, other)) for name, text in DOCUMENTS]
+        at = world.clock.wall()
+        assert not (await world.region.documents.apply(texts, {}, "", "test")).plan_result.problems
+        return at
+
+    begun = world.clock.wall()
+    await place_agent(world)
+    first = read_applied_at()
+    assert begun <= first <= world.clock.wall()
+    await apply("latency: 1.0", "cost: 1.0")
+    assert read_applied_at() == first
+    at = await apply("{name: reader}", "{name: reader, labels: {v: b}}")
+    assert read_applied_at() == at
+
+
 async def test_documents_with_problems_change_nothing(world: RegionFixture) -> None:
     applied = await world.region.documents.apply(DOCUMENTS, {}, "", "test")
     assert [problem.refusal.code for problem in applied.plan_result.problems] == [Code.MODEL_UNKNOWN]
