@@ -79,7 +79,8 @@ class Control:
                 stack = layout.load(self.folder)
                 say(f"already up in {self.folder}")
                 if str(StackOptions.from_stack(stack)) != str(asked):
-                    say("as it was started; for what is asked now: shoal dev down first, or another --data-dir")
+                    say(f"as it was started; for what is asked now: --data-dir {_free_folder(self.folder)}")
+                    say(f"or {self._purge_command()} first, which deletes what was applied")
                 return self._describe(stack)
             before = None if (self.folder / layout.FILE).exists() else frozenset(self.folder.iterdir())
             try:
@@ -289,6 +290,11 @@ class Control:
         return reply["ok"]
 
     # the steps of `up`
+
+    def _purge_command(self) -> str:
+        """A stopped stack starts again with its own options alone, so `shoal dev down` is not enough."""
+        is_usual = self.folder == layout.default_folder().absolute()
+        return "shoal dev down --purge" + ("" if is_usual else f" --data-dir {self.folder}")
 
     def _context_names(self) -> tuple[str, ...]:
         try:

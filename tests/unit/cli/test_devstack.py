@@ -142,6 +142,29 @@ def test_a_start_beside_another_stack_says_what_is_in_the_way_and_spares_it(tmp_
     assert [each.name for each in contexts.all()] == ["dev"], "another stack's"
 
 
+@pytest.mark.parametrize("is_usual", [True, False], ids=["usual folder", "folder of its own"])
+def test_what_is_up_with_other_options_says_what_starts_those_that_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_usual: bool
+) -> None:
+    """A stopped stack starts with its own options alone: `shoal dev down` is not enough."""
+    contexts, said, folder = Contexts(tmp_path / "home"), list[str](), tmp_path / "dev"
+    monkeypatch.setattr(layout, "default_folder", lambda: folder if is_usual else tmp_path / "usual")
+    control = stopped_stack(folder, contexts)
+    contexts.save(Context("dev", "home", "127.0.0.1:1", str(folder / "coordinator" / "operator")))
+    monkeypatch.setattr(control, "running", lambda: True)
+    control.up(layout.StackOptions(agents=2), said.append)
+    assert said == [f"already up in {folder}"]
+    control.up(layout.StackOptions(agents=4), said.append)
+    purge = "shoal dev down --purge" + ("" if is_usual else f" --data-dir {folder}")
+    assert said[2:] == [
+        f"as it was started; for what is asked now: --data-dir {tmp_path / 'dev-2'}",
+        f"or {purge} first, which deletes what was applied",
+    ]
+    monkeypatch.undo()
+    control.purge()
+    assert layout.StackOptions.from_stack(control._load_or_compose(layout.StackOptions(agents=4))).agents == 4
+
+
 def test_a_port_that_another_program_took_is_named(tmp_path: Path) -> None:
     control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
     taken = layout.load(control.folder).gateways[0].addresses["data"]
