@@ -49,7 +49,7 @@ from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall, Watts
 from shoal.types.workload import ModelRef, Spread, WorkloadKey
 
 laws = settings(max_examples=40, deadline=None)
-REST = Rest(Watts(5.0), Watts(0.5), Seconds(2.0), "of this test")
+REST = Rest(Watts(1.0), Watts(0.5), Seconds(2.0), "of this test")
 WEIGHTS: Any = st.sampled_from(
     [{"latency": 1.0}, {"energy": 1.0}, {"latency": 0.5, "energy": 0.5}, {"cost": 0.6, "carbon": 0.2, "latency": 0.2}]
 )
