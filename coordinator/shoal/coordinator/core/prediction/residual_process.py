@@ -196,11 +196,13 @@ class ResidualProcess:
 
 
 def _kinds(of: Sequence[Residual], promised: Floats, factors: Mapping[str, Floats]) -> _Kinds:
-    """promised: their mixes. factors: by provider; of one that is missing, every kind takes what it promises."""
+    """promised: their mixes, each of which adds up to 1 or is of no kind at all. factors: by provider; of one that is
+    missing, every kind takes what it promises."""
     none = np.zeros(promised.shape[1])
     known = np.array([factors.get(each.device_class.provider, none) for each in of])
     taken = promised * np.exp(known)
-    sums = np.maximum(taken.sum(1), 1e-9)
+    sums = taken.sum(1)
+    sums[sums <= 0] = 1.0
     shares: Floats = taken / sums[:, None]
     offsets: Floats = np.log(sums) - (shares * known).sum(1)
     return _Kinds(shares, offsets)

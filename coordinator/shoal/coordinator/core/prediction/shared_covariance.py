@@ -57,7 +57,11 @@ def common(one: Sequence[Residual], other: Sequence[Residual]) -> Common:
 
 
 def mixes(of: Sequence[Residual]) -> Floats:
-    return np.array([each.mix for each in of], float)
+    """Shares that add up to 1, which those of a question do not that was rounded; all 0 where a mix is."""
+    found = np.array([each.mix for each in of], float)
+    sums = found.sum(1, keepdims=True)
+    shares: Floats = found / np.where(sums > 0, sums, 1.0)
+    return shares
 
 
 def covariance(assumption: Assumption, shared: Common, shares: Floats, others: Floats) -> Floats:

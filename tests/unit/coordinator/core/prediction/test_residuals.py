@@ -192,6 +192,31 @@ def test_an_interval_is_as_wide_as_the_errors_are_that_were_made() -> None:
     assert 0.05 < half(seen) < 0.2 < NORMAL_QUANTILE * float(np.std(errors)) < half(seen[:8])
 
 
+def few_of_many(kinds: int, share: float) -> tuple[float, ...]:
+    """A mix of convolutions and so many other kinds, of a share each."""
+    others = [kind.value for kind in OperatorClass if kind is not OperatorClass.CONV][:kinds]
+    return mix_of(0.0, conv=1 - kinds * share, **dict.fromkeys(others, share))
+
+
+@pytest.mark.parametrize(("kinds", "share"), [(4, 0.024), (8, 0.024), (4, 0.026), (8, 0.03), (3, 0.02)])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_rounding_of_a_mix_changes_no_prediction(kinds: int, share: float, factor: float) -> None:
+    """Rounded to twentieths, these add up to between 0.8 and 1.2. Neither the promise nor what was measured of the model
+    is off by that."""
+    mix = few_of_many(kinds, share)
+    seen = [residual(factor, f"m{number}", mix=mix) for number in range(12)]
+    for model in ("m3", "new"):
+        found = correction(seen, model, BOARD, mix)
+        assert found.low < factor < found.high
+        assert found.mid == pytest.approx(factor, rel=0.05 * factor)
+
+
+def test_a_mix_of_nothing_is_of_no_kind() -> None:
+    nothing = mix_of(0.0)
+    for seen in ([residual(2.0, f"m{number}") for number in range(12)], [residual(2.0, "m", mix=nothing)] * 12):
+        assert 0.5 < correction(seen, "new", BOARD, nothing).mid < 2.5
+
+
 def needs(sizes: LoadSizes) -> LoadNeeds:
     """As of a model of whose phases nothing is known."""
     return LoadNeeds(sizes, sizes)
