@@ -47,7 +47,8 @@ def lower(
 def bytes_of(
     nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
 ) -> int:
-    """Results count twice, since those of one run are held in the next."""
+    """Results count two or three times, since those of one run are held in the next; the third may find the place of the
+    first's in use."""
     return run_bytes(lower(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results)).one_bytes
 
 
@@ -60,21 +61,21 @@ def layouts(tasks: list[Task]) -> list[str]:
 def test_elementwise_work_is_done_in_place_unless_its_input_is_read_later() -> None:
     small: Shapes = {"y": (1,)}
     chain = [node("Conv", "x", to="a"), node("Relu", "a", to="b"), node("Sqrt", "b", to="c"), node("Erf", "c", to="y")]
-    assert bytes_of(chain, small, "y") == 100 * KIB + 2 * 256
+    assert bytes_of(chain, small, "y") == 100 * KIB + 3 * 256
     not_in_place = [node("Conv", "x", to="a"), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
-    assert bytes_of(not_in_place, small, "y") == 200 * KIB + 256
+    assert bytes_of(not_in_place, small, "y") == 200 * KIB + 2 * 256
     later = [*chain[:3], node("Concat", "b", "c", to="y")]
-    assert bytes_of(later, small, "y") == 200 * KIB + 2 * 256
+    assert bytes_of(later, small, "y") == 200 * KIB + 3 * 256
     other_size = [node("Conv", "x", to="a"), node("Add", "a", "w", to="b"), node("Erf", "b", to="y")]
-    assert bytes_of(other_size, small | {"b": (100 * KIB,)}, "y") == 500 * KIB + 256
+    assert bytes_of(other_size, small | {"b": (100 * KIB,)}, "y") == 500 * KIB + 2 * 256
     assert bytes_of(chain[:3], {}, "c") == 300 * KIB, "a result has a block of its own in each run"
 
 
 def test_what_a_kernel_absorbs_and_a_view_have_no_block_of_their_own() -> None:
     nodes = [node("MatMul", "x", to="a"), node("Softmax", "a", to="b"), node("Reshape", "b", to="c")]
     nodes.append(node("Erf", "c", to="y"))
-    assert bytes_of(nodes, {"y": (1,)}, "y") == 200 * KIB + 256
-    assert bytes_of(nodes, {"y": (1,)}, "y", absorbed=(1,)) == 100 * KIB + 2 * 256
+    assert bytes_of(nodes, {"y": (1,)}, "y") == 200 * KIB + 2 * 256
+    assert bytes_of(nodes, {"y": (1,)}, "y", absorbed=(1,)) == 100 * KIB + 3 * 256
 
 
 def test_a_view_keeps_its_inputs_block() -> None:
@@ -105,7 +106,7 @@ def test_a_block_in_which_nothing_is_left_is_kept_for_the_next_of_its_shape() ->
     nodes = [node("Erf", before, to=after) for before, after in pairwise(["x", "a", "b", "c", "d", "y"])]
     shapes: Shapes = {"a": (50 * KIB,), "b": (10 * KIB,), "c": (25 * KIB,), "d": (50 * KIB,), "y": (50 * KIB,)}
     assert bytes_of(nodes, shapes, "y") == 600 * KIB, "a, then d; b; c, then a part of y; y again"
-    assert bytes_of(nodes, shapes | {"d": (2, 25 * KIB)}, "y") == 700 * KIB, "c is in what was a's, so d and y are not"
+    assert bytes_of(nodes, shapes | {"d": (2, 25 * KIB)}, "y") == 1000 * KIB, "c is in what was a's, so d and y are not"
 
 
 def test_without_names_of_axes_the_runtime_neither_works_in_place_nor_plans_blocks() -> None:
@@ -117,8 +118,8 @@ def test_without_names_of_axes_the_runtime_neither_works_in_place_nor_plans_bloc
 
     assert is_known(OpenAxes.NAMED) == {True}
     assert is_known(OpenAxes.NAMED_INNER) == {False}, "a window makes lengths without names"
-    assert bytes_of(nodes, shapes, "y") == 50 * KIB + 2 * 256
-    assert bytes_of(nodes, shapes, "y", x=OpenAxes.NAMED_INNER) == 100 * KIB + 256
+    assert bytes_of(nodes, shapes, "y") == 50 * KIB + 3 * 256
+    assert bytes_of(nodes, shapes, "y", x=OpenAxes.NAMED_INNER) == 100 * KIB + 2 * 256
 
 
 @pytest.mark.parametrize(
@@ -188,20 +189,23 @@ def test_a_tensor_with_a_peculiar_name_is_a_tensor_like_any_other() -> None:
 
 
 def test_the_answer_of_one_run_keeps_the_next_from_its_block() -> None:
-    """The answer of the first run is in what was a's block, of which a then no longer fits into the rest."""
+    """The answer of the first run is in what was a's block: the second has a behind it, and b in another region. The
+    third has a at the start again, but the second's answer is where its own would fit."""
     nodes = [node("Erf", "x", to="a"), node("Erf", "a", to="b"), node("Erf", "b", to="y")]
     shapes: Shapes = {"a": (100 * KIB,), "b": (10 * KIB,), "y": (60 * KIB,)}
-    assert bytes_of(nodes, shapes, "y") == (400 + 40) * KIB + 400 * KIB
-    assert bytes_of(nodes[:2], {"a": (100 * KIB,), "b": (1,)}, "b") == 400 * KIB + 2 * 256
+    first, second, third = 400 + 40, 400 - 40 + 40, 120
+    assert bytes_of(nodes, shapes, "y") == (first + second + third) * KIB
+    assert bytes_of(nodes[:2], {"a": (100 * KIB,), "b": (1,)}, "b") == 400 * KIB + 3 * 256
 
 
 def test_each_further_request_takes_what_a_batch_takes_more_than_one() -> None:
-    """Regions of 1, 2, 4 MiB: four tensors of 400 KiB fit into two of them, those of 1.6 MiB need four."""
+    """Regions of 1, 2, 4 MiB: of 400 KiB four blocks are used, two of answers. Of three requests, 1.2 MiB each, a region
+    that holds one block has no room for a second, so that five are."""
     nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
     tasks = lower(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
     found = run_bytes(tasks, [Tensor("y")])
     assert found.one_bytes == 4 * 400 * KIB
-    assert found.growth_bytes == 4 * 400 * KIB
+    assert found.growth_bytes == (5 * 3 - 4) * 400 * KIB / 2
 
 
 def test_a_batch_that_shares_fewer_blocks_than_four_requests_do_is_not_under() -> None:

@@ -44,27 +44,28 @@ class Arena:
         size = max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT
         at = bisect_left(self._free, (size, -1))
         start = self._free.pop(at)[1] if at < len(self._free) else self._extend(size)
-        chunk = self._chunks[start]
-        if chunk.end - start >= 2 * size:  # a smaller rest stays a part of the block
-            self._put(start + size, chunk)
-            chunk = chunk._replace(end=start + size)
-        self._put(start, chunk._replace(is_free=False))
-        first, used = self._regions[chunk.region]
-        self._regions[chunk.region] = first, max(used, start + size)
+        end, region, _ = self._chunks[start]
+        if end - start >= 2 * size:  # a smaller rest stays a part of the block
+            self._put(start + size, end, region, is_free=True)
+            end = start + size
+        self._put(start, end, region, is_free=False)
+        first, used = self._regions[region]
+        if start + size > used:
+            self._regions[region] = first, start + size
         return start
 
     def free(self, start: int) -> None:
-        chunk = self._chunks[start]
-        after = self._chunks.get(chunk.end)
-        if after is not None and after.is_free and after.region == chunk.region:
-            self._take(chunk.end)
-            chunk = chunk._replace(end=after.end)
+        end, region, _ = self._chunks[start]
+        after = self._chunks.get(end)
+        if after is not None and after.is_free and after.region == region:
+            self._take(end)
+            end = after.end
         before = self._starts.get(start)
-        if before is not None and (found := self._chunks[before]).is_free and found.region == chunk.region:
+        if before is not None and (found := self._chunks[before]).is_free and found.region == region:
             self._take(before)
             del self._chunks[start]
             start = before
-        self._put(start, chunk._replace(is_free=True))
+        self._put(start, end, region, is_free=True)
 
     def _extend(self, size: int) -> int:
         is_larger = size > self._next_region
@@ -78,11 +79,11 @@ class Arena:
             self._next_region *= 2
         return start
 
-    def _put(self, start: int, chunk: _Chunk) -> None:
-        self._chunks[start] = chunk
-        self._starts[chunk.end] = start
-        if chunk.is_free:
-            insort(self._free, (chunk.end - start, start))
+    def _put(self, start: int, end: int, region: int, *, is_free: bool) -> None:
+        self._chunks[start] = _Chunk(end, region, is_free)
+        self._starts[end] = start
+        if is_free:
+            insort(self._free, (end - start, start))
 
     def _take(self, start: int) -> None:
         """Removes a free chunk."""

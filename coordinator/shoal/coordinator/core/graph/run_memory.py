@@ -63,7 +63,9 @@ class RunBytes(NamedTuple):
 
 
 NOTHING: Final = RunBytes(0, 0, ())
-_RUNS: Final = 2
+_RUNS: Final = 3
+"""Runs after which nearly nothing is added. Of the runtime itself, while each answer is held until the next run ended,
+super-resolution at batch 4 has 15.8 MiB after the first, 20.5, 21.8, and that after the tenth."""
 
 
 def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> RunBytes:
@@ -81,10 +83,10 @@ def run_bytes(tasks: Sequence[Task], results: Iterable[Tensor]) -> RunBytes:
 def _touched_bytes(ordered: Sequence[Task], plan: "_Plan", requests: int) -> int:
     """requests: every tensor is so many times as large.
 
-    Of two runs, since the answers of the first stay in their blocks until they were sent, and the next run may not wait
-    for that: then another block is the best fit. A third run finds what the second did.
+    Of several runs, since a worker may begin the next while the answers of one are still in their blocks: they are
+    freed once they were sent, here when the next run ends. Until then other blocks are the best fit.
     """
-    arena = Arena()
+    arena, held = Arena(), list[int]()
     for _ in range(_RUNS):
         addresses = dict[int, int]()
         for number, task in enumerate(ordered):
@@ -96,6 +98,9 @@ def _touched_bytes(ordered: Sequence[Task], plan: "_Plan", requests: int) -> int
                 arena.free(arena.allocate(requests * task.inner_bytes))
             for block in plan.ends.get(number, ()):
                 arena.free(addresses[block])
+        for address in held:
+            arena.free(address)
+        held = [addresses[block] for block in plan.results if block in addresses]
     return arena.touched_bytes
 
 
@@ -153,7 +158,9 @@ class _Plan:
                     self._left[block] -= 1
                     if self._left[block] == 0:
                         self._dead[self._shapes[block]].append(block)
-        held = {self.blocks[tensor] for tensor in results if tensor in self.blocks}
+        # Those that the caller holds after a run, in order.
+        self.results = sorted({self.blocks[tensor] for tensor in results if tensor in self.blocks})
+        held = set(self.results)
         for block, number in last.items():
             if block not in held:
                 self.ends.setdefault(number, []).append(block)
