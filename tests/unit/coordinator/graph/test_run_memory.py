@@ -47,8 +47,8 @@ def lower(
 def bytes_of(
     nodes: list[NodeProto], shapes: Shapes, *results: str, absorbed: tuple[int, ...] = (), x: OpenAxes = OpenAxes.NAMED
 ) -> int:
-    """Results count two or three times, since those of one run are held in the next; the third may find the place of the
-    first's in use."""
+    """Results count two or three times, since those of one run are held in the next; the third may find the place of
+    the first's in use."""
     return run_bytes(lower(nodes, shapes, *results, absorbed=absorbed, x=x), map(Tensor, results)).one_bytes
 
 
@@ -199,8 +199,8 @@ def test_the_answer_of_one_run_keeps_the_next_from_its_block() -> None:
 
 
 def test_each_further_request_takes_what_a_batch_takes_more_than_one() -> None:
-    """Regions of 1, 2, 4 MiB: of 400 KiB four blocks are used, two of answers. Of three requests, 1.2 MiB each, a region
-    that holds one block has no room for a second, so that five are."""
+    """Regions of 1, 2, 4 MiB: of 400 KiB four blocks are used, two of answers. Of three requests, 1.2 MiB each, a
+    region that holds one block has no room for a second, so that five are."""
     nodes = [node("Erf", "x", to="a"), node("Erf", "x", to="b"), node("Concat", "a", "b", to="y", axis=0)]
     tasks = lower(nodes, dict.fromkeys("aby", (100 * KIB,)), "y")
     found = run_bytes(tasks, [Tensor("y")])
