@@ -1,16 +1,16 @@
 """A Gaussian process over (model, device class): measurements share what they have in common."""
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.coordinator.core.prediction.groups import numbered, numbered_architectures, quantile_of_groups
 from shoal.coordinator.core.prediction.model import Basis, Interval
-from shoal.coordinator.core.prediction.residuals import Residual
+from shoal.coordinator.core.prediction.residuals import MOST_RATIO, Residual
 from shoal.coordinator.core.prediction.shared_covariance import (
     Assumption,
     Common,
@@ -20,19 +20,21 @@ from shoal.coordinator.core.prediction.shared_covariance import (
     mixes,
 )
 from shoal.coordinator.core.prediction.shared_variances import NORMAL_QUANTILE, SharedVariances
-from shoal.coordinator.core.prediction.transfer.known import Floats
+from shoal.coordinator.core.prediction.transfer.known import Floats, Indices
 from shoal.coordinator.core.prediction.transfer.process import ProcessSettings, robust_solution
 
 _COVERAGE: Final = 0.9
 _MOST_DEVIATIONS, _LEAST_DEVIATION = 3.0, 0.35
 """How far from the median one measurement may pull the predictions of other models; a deviation is 1.48 times the
 median absolute one, and at least a factor of 1.4."""
-_LEAST_ERRORS: Final = 9
-"""Of fewer even the largest is no 90 % quantile of a further one: 0.9 (n + 1) is more than n."""
+_LEAST_GROUPS: Final = 9
+"""Of the errors of fewer even the largest is no 90 % quantile of a further one's: 0.9 (n + 1) is more than n."""
 _MOST_COMPARED: Final = 64
 """Measurements by which assumptions are compared: eight times 64^3 operations are half of what 256^3 are."""
-_MOST_KIND: Final = math.log(10.0)
-"""A kind of kernel is taken to miss its rate by at most a factor of ten, so that the step does not go astray."""
+_MOST_KIND: Final = math.log(MOST_RATIO)
+"""A kind of kernel is taken to miss its rate by no more than what is believed of a model, so that the step does not go
+astray: further on, one kind would count as all of a model of which it is little. None comes near in the recorded runs
+(guide, section 3)."""
 
 
 class _Kinds(NamedTuple):
@@ -52,6 +54,8 @@ class _Solution(NamedTuple):
     assumption: Assumption
     # By provider: logarithms of the factors, by kind.
     factors: Mapping[str, Floats]
+    # What was measured has in common.
+    shared: Common
     # Of what was measured.
     kinds: _Kinds
     # Of the covariance, with noise.
@@ -96,7 +100,7 @@ class ResidualProcess:
         if not self._seen:
             half = NORMAL_QUANTILE * math.sqrt(float(covariance(self._assumptions[0], itself, one, one)[0, 0]) + noise)
             return Interval(self._mean - half, self._mean, self._mean + half)
-        assumption, factors, seen, inverse, scale = self._solution
+        assumption, factors, _, seen, inverse, scale = self._solution
         kinds = _kinds([asked], one, factors)
         own = float(covariance(assumption, itself, kinds.shares, kinds.shares)[0, 0])
         shared = common([asked], self._seen)
@@ -126,7 +130,7 @@ class ResidualProcess:
             kinds = _kinds(self._seen, promised, factors)
             given = covariance(assumption, shared, kinds.shares, kinds.shares)
             inverse, _, scale = robust_solution(self._settings, given, self._bounded - kinds.offsets)
-            return _Solution(assumption, factors, kinds, inverse, scale)
+            return _Solution(assumption, factors, shared, kinds, inverse, scale)
 
         found = solve({})
         # Without a variance of kinds no factor is known.
@@ -137,7 +141,7 @@ class ResidualProcess:
 
         Source: Rasmussen, Williams, 2006, equation 5.8; with the scale integrated out, Shah, Wilson, Ghahramani, 2014.
         """
-        if len(self._seen) < _LEAST_ERRORS or len(self._assumptions) == 1:
+        if len({each.model for each in self._seen}) < _LEAST_GROUPS or len(self._assumptions) == 1:
             return self._assumptions[0]
         every = math.ceil(len(self._seen) / _MOST_COMPARED)
         shared, promised, values = (
@@ -167,32 +171,44 @@ class ResidualProcess:
     @cached_property
     def _quantiles(self) -> dict[Basis, float]:
         """Half an interval in standard deviations, by leaving out all of a model, or all of a device class."""
-        models = self._left_out(lambda each: each.model)
-        classes = self._left_out(lambda each: each.device_class.product)
-        return {Basis.SAME_CLASS: NORMAL_QUANTILE, Basis.CALIBRATED: models, Basis.TRANSFERRED: classes}
+        models = numbered([each.model for each in self._seen])
+        architectures = numbered_architectures(self._seen, self._solution.shared.apart)
+        classes = numbered([each.device_class.product for each in self._seen])
+        return {
+            Basis.SAME_CLASS: NORMAL_QUANTILE,
+            Basis.CALIBRATED: self._left_out(models, architectures, self._least_quantile(architectures)),
+            Basis.TRANSFERRED: self._left_out(classes, classes, NORMAL_QUANTILE),
+        }
 
-    def _left_out(self, group_of: Callable[[Residual], str]) -> float:
-        """The quantile of errors in standard deviations, each group predicted from the others. Of too few groups at
-        least that of normal errors.
+    def _least_quantile(self, architectures: Indices) -> float:
+        """That of normal errors whose scale is known from as many measurements as there are architectures."""
+        count, known, scale = int(architectures.max()) + 1, self._settings.scale_freedom, self._solution.scale
+        squares = scale * (known + len(architectures)) - known
+        fewer = (known + squares * count / len(architectures)) / (known + count)
+        return NORMAL_QUANTILE * math.sqrt(max(1.0, fewer / scale))
+
+    def _left_out(self, groups: Indices, counted: Indices, least: float) -> float:
+        """The quantile of errors in standard deviations, each group predicted from the others. counted: which rows
+        count as one together. least: what the quantile is at least where those are too few. Both by row.
 
         Source: the leave-one-out residuals of a Gaussian process in closed form, here by block (Rasmussen, Williams,
         2006, equations 5.10 to 5.12), as scores of conformal prediction (Vovk, Gammerman, Shafer, Algorithmic Learning
-        in a Random World, 2005), which holds for errors of any distribution.
+        in a Random World, 2005), which holds for errors of any distribution where what counts as one is exchangeable.
+        Here it nearly holds: all rows chose the assumption, and bound the values, also those that are left out.
         """
-        groups = defaultdict[str, list[int]](list)
-        for number, each in enumerate(self._seen):
-            groups[group_of(each)].append(number)
-        inverse, scale = self._solution.inverse, self._solution.scale
-        solved = inverse @ (self._bounded - self._solution.kinds.offsets)
-        scores = []
-        for rows in groups.values() if len(groups) > 1 else ():
+        if not groups.any():
+            return least
+        _, _, shared, kinds, inverse, scale = self._solution
+        # By column: what that row's prediction is made from, as in `estimate`; of its own group, what was measured.
+        solved = inverse @ (np.where(shared.model > 0, self._values, self._bounded) - kinds.offsets).T
+        scores = np.zeros(len(groups))
+        for group in range(int(groups.max()) + 1):
+            rows = np.flatnonzero(groups == group)
             block = np.linalg.inv(inverse[np.ix_(rows, rows)])
-            scores += [*(np.abs(block @ solved[rows]) / np.sqrt(scale * np.diag(block)))]
-        if not scores:
-            return NORMAL_QUANTILE
-        rank = min(len(scores), math.ceil(_COVERAGE * (len(scores) + 1)))
-        found = float(np.sort(scores)[rank - 1])
-        return found if len(groups) >= _LEAST_ERRORS else max(NORMAL_QUANTILE, found)
+            errors = np.einsum("ij,ji->i", block, solved[np.ix_(rows, rows)])
+            scores[rows] = np.abs(errors) / np.sqrt(scale * np.diag(block))
+        found = quantile_of_groups(scores, counted, _COVERAGE)
+        return found if counted.max() + 1 >= _LEAST_GROUPS else max(least, found)
 
 
 def _kinds(of: Sequence[Residual], promised: Floats, factors: Mapping[str, Floats]) -> _Kinds:

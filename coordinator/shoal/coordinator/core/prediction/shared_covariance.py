@@ -1,11 +1,12 @@
 """By how much measurements of models on devices are alike: what they have in common, times its variance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from shoal.coordinator.core.prediction.groups import numbered
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
 from shoal.coordinator.core.prediction.transfer.known import Floats
@@ -39,11 +40,9 @@ class Common(NamedTuple):
 
 
 def common(one: Sequence[Residual], other: Sequence[Residual]) -> Common:
-    def same(key: Callable[[Residual], object]) -> Floats:
-        numbers: dict[object, int] = {}
-        rows = np.array([numbers.setdefault(key(each), len(numbers)) for each in one])
-        columns = np.array([numbers.setdefault(key(each), len(numbers)) for each in other])
-        found: Floats = (rows[:, None] == columns).astype(np.float64)
+    def same(key: Callable[[Residual], Hashable]) -> Floats:
+        numbers = numbered([key(each) for each in (*one, *other)])
+        found: Floats = (numbers[: len(one), None] == numbers[len(one) :]).astype(np.float64)
         return found
 
     left, right = mixes(one), mixes(other)

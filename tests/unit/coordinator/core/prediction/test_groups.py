@@ -1,0 +1,51 @@
+"""Which measurements count as one, and which are compared."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.coordinator.core.prediction.demand import OperatorClass
+from shoal.coordinator.core.prediction.groups import (
+    numbered_architectures,
+    quantile_of_groups,
+)
+from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual
+from shoal.coordinator.core.prediction.shared_covariance import common
+
+BOARD, CARD = DeviceClass("CPUExecutionProvider", "maker board"), DeviceClass("CUDAExecutionProvider", "maker card")
+
+
+def seen(model: str, conv: float, where: DeviceClass = BOARD) -> Residual:
+    return Residual(model, where, (conv, 1 - conv, *(0.0 for _ in range(len(OperatorClass) - 1))), math.nan)
+
+
+def architectures(*of: Residual) -> list[int]:
+    found: list[int] = numbered_architectures(of, common(of, of).apart).tolist()
+    return found
+
+
+def test_near_copies_and_theirs_are_of_one_architecture() -> None:
+    assert architectures(seen("a", 0.5), seen("b", 0.9), seen("c", 0.53), seen("d", 0.56)) == [0, 1, 0, 0]
+    chain = [seen(f"m{number:02}", 0.2 + 0.01 * (number * 7 % 50)) for number in range(50)]
+    assert architectures(*chain) == [0] * 50, "whatever their order"
+
+
+def test_a_model_is_of_one_architecture_wherever_it_runs() -> None:
+    assert architectures(seen("a", 0.5), seen("a", 0.9, CARD), seen("b", 0.9, CARD), seen("c", 0.9)) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("count", "rank"), [(8, 8), (9, 9), (10, 10), (19, 18), (20, 19), (40, 37)])
+def test_the_quantile_is_that_of_a_further_group(count: int, rank: int) -> None:
+    """Of n exchangeable scores a further one is at most the k-th with the probability k / (n + 1)."""
+    scores = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
+    assert quantile_of_groups(scores, np.arange(count), 0.9) == rank
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 30)), min_size=1, max_size=30))
+def test_a_group_counts_once_however_many_scores_it_has(of: list[tuple[float, int]]) -> None:
+    alone = quantile_of_groups(np.array([score for score, _ in of]), np.arange(len(of)), 0.9)
+    groups = np.repeat(np.arange(len(of)), [times for _, times in of])
+    assert quantile_of_groups(np.array([of[group][0] for group in groups]), groups, 0.9) == alone
