@@ -1,5 +1,6 @@
 """Which measurements count as one: those of a model and its near-copies, or of a device class."""
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -44,3 +45,16 @@ def quantile_of_groups(scores: Floats, groups: Indices, share: float) -> float:
     # Sums of fractions may be short of a whole one.
     rank = int(np.searchsorted(counted, share * (count + 1) - 1e-9))
     return float(scores[order][min(rank, len(scores) - 1)])
+
+
+def spread_rows(classes: Indices, most: int) -> Indices:
+    """At most so many rows, of all device classes alike. classes: by row, which are in the order of their models. Of
+    each class every second, third... row is taken, from another one on than of the class before, so that models are
+    spread as well."""
+    if len(classes) <= most:
+        return np.arange(len(classes))
+    every = math.ceil(len(classes) / most)
+    places, met = np.zeros(len(classes), np.intp), np.zeros(classes.max() + 1, np.intp)
+    for row, number in enumerate(classes):
+        places[row], met[number] = met[number], met[number] + 1
+    return np.sort(np.argsort((places - classes) % every, kind="stable")[:most])

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.coordinator.core.prediction.groups import numbered, numbered_architectures, quantile_of_groups
+from shoal.coordinator.core.prediction.groups import numbered, numbered_architectures, quantile_of_groups, spread_rows
 from shoal.coordinator.core.prediction.model import Basis, Interval
 from shoal.coordinator.core.prediction.residuals import MOST_RATIO, Residual
 from shoal.coordinator.core.prediction.shared_covariance import (
@@ -143,10 +143,9 @@ class ResidualProcess:
         """
         if len({each.model for each in self._seen}) < _LEAST_GROUPS or len(self._assumptions) == 1:
             return self._assumptions[0]
-        every = math.ceil(len(self._seen) / _MOST_COMPARED)
-        shared, promised, values = (
-            Common(*(each[::every, ::every] for each in shared)), promised[::every], self._bounded[::every]
-        )  # fmt: skip
+        rows = spread_rows(numbered([each.device_class for each in self._seen]), _MOST_COMPARED)
+        shared, promised = Common(*(each[np.ix_(rows, rows)] for each in shared)), promised[rows]
+        values = self._bounded[rows]
         noise, freedom = self._settings.noise * np.eye(len(values)), self._settings.scale_freedom
 
         def surprise(each: Assumption) -> float:

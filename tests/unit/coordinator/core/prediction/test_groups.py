@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from shoal.coordinator.core.prediction.demand import OperatorClass
 from shoal.coordinator.core.prediction.groups import (
+    numbered,
     numbered_architectures,
     quantile_of_groups,
+    spread_rows,
 )
 from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual
 from shoal.coordinator.core.prediction.shared_covariance import common
@@ -49,3 +51,20 @@ def test_a_group_counts_once_however_many_scores_it_has(of: list[tuple[float, in
     alone = quantile_of_groups(np.array([score for score, _ in of]), np.arange(len(of)), 0.9)
     groups = np.repeat(np.arange(len(of)), [times for _, times in of])
     assert quantile_of_groups(np.array([of[group][0] for group in groups]), groups, 0.9) == alone
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=300), st.integers(1, 64))
+def test_no_more_rows_are_compared_than_may_be_and_each_once(of: list[int], most: int) -> None:
+    rows = spread_rows(numbered(of), most)
+    assert len(rows) == min(most, len(of))
+    assert sorted({*rows.tolist()}) == rows.tolist()
+
+
+@pytest.mark.parametrize(("classes", "models"), [(2, 33), (2, 128), (3, 43), (4, 64), (8, 32), (16, 16), (5, 51)])
+def test_all_classes_and_models_are_compared(classes: int, models: int) -> None:
+    """Rows are in the order of models, and of each model in that of classes."""
+    of = np.tile(np.arange(classes), models)
+    rows = spread_rows(of, 64)
+    counts = np.bincount(of[rows], minlength=classes)
+    assert counts.max() - counts.min() <= 2
+    assert len({*(rows // classes).tolist()}) >= min(models, 64) * 0.75

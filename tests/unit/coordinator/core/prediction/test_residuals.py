@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
+from numpy.typing import NDArray
 
 from harness.builders.coordinator_core import device, node, profile, receipt
 from shoal.coordinator import codec
@@ -263,6 +264,19 @@ def test_what_is_assumed_is_what_the_region_measured() -> None:
             assert found is not None
             errors.append(abs(math.log(found.mid / float(mix @ missed))))
     assert np.mean(errors) < 0.12
+
+
+def test_assumptions_are_compared_by_a_bounded_number_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, root_of = list[int](), np.linalg.cholesky
+
+    def measured_root(of: NDArray[np.float64]) -> NDArray[np.float64]:
+        sizes.append(len(of))
+        root: NDArray[np.float64] = root_of(of)
+        return root
+
+    monkeypatch.setattr(np.linalg, "cholesky", measured_root)
+    RegionResiduals(unlike(np.linspace(-0.3, 0.3, 250))).learn()
+    assert set(sizes) == {64}
 
 
 def test_a_kind_that_misses_far_is_found_by_models_of_which_it_is_little() -> None:
