@@ -48,7 +48,8 @@ def test_a_warm_up_corrects_other_places() -> None:
     after = predictions(region)
     assert [after[name].basis for name in "abc"] == [Basis.HERE, Basis.SAME_CLASS, Basis.TRANSFERRED]
     slower = {name: after[name].latency_p50_s.mid / before[name].latency_p50_s.mid for name in "abc"}
-    assert slower["a"] > slower["b"] > slower["c"] > 1
+    assert slower["b"] == pytest.approx(slower["a"], rel=0.1)
+    assert slower["b"] > slower["c"] > 1
 
 
 def test_the_tail_of_service_reaches_places_where_the_model_never_ran() -> None:
@@ -66,6 +67,23 @@ def test_the_tail_of_service_reaches_places_where_the_model_never_ran() -> None:
         assert ratios[0] < ratios[1] <= 3
     puts, _ = memory_writes(ReconcilerMemory(), region.memory, {}, ["a"])
     assert b'"tail_runs":400' in puts[OF_NODES + "a"]
+
+
+def test_the_tail_of_an_emulated_device_reaches_nowhere() -> None:
+    emulated = replace(device(), emulated=True, profile="board")
+    region = CoreRegion(node("a", emulated), node("b", emulated), flops={"a": 3e11, "b": 1e11})
+    region.intents = (intent(),)
+    served = Served("eu", 400, 0, Seconds(0.05), Seconds(0.15), Joules(1.0), EnergySource.PROFILE)
+    region.agents["a"].p50_s, region.agents["a"].served = 0.05, (served,)
+    region.run(5)
+    (residual,) = region.memory.residuals.values()
+    assert math.isnan(residual.log_tail)
+    trial = next(iter(region.memory.residuals))
+    learnt = replace(residual, log_tail=0.0, tail_runs=20)
+    region.memory = replace(region.memory, residuals=region.memory.residuals.set(trial, learnt))
+    found = remember_warm_ups(region.world(), "ab", {})
+    assert math.isnan(found.residuals[trial].log_tail), "what an older version learnt is forgotten"
+    assert found.trials == {trial}, "and stored"
 
 
 def test_nothing_moves_to_an_equal_place_because_it_never_ran_there() -> None:

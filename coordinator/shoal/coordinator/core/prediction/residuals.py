@@ -49,7 +49,8 @@ class Residual:
     memory_bytes: float = math.nan
     # What the load took; NaN in such a record.
     load_s: float = math.nan
-    # `log_tail` of the warm-up, or of service since; NaN where neither was one, and in such a record.
+    # `log_tail` of the warm-up, or of service since; NaN where neither was one, on an emulated device, and in such a
+    # record.
     log_tail: float = math.nan
     # Runs and requests that it is of.
     tail_runs: int = 0
@@ -96,10 +97,12 @@ def residual_of(
         return None
     mix = tuple(part / promised for part in parts)
     ratio = math.log(measured_s / promised)
-    tail = log_tail(measured_s, measured.latency_p95_s)
+    # All runs of an emulated device take what its profile says, whose tail is unknown.
+    tail = math.nan if device.emulated else log_tail(measured_s, measured.latency_p95_s)
+    tail_runs = 0 if math.isnan(tail) else measured.samples
     found = Residual(
         *(model, class_of_device(device), mix, math.nan, needs.sizes if needs else None),
-        *(measured.memory_bytes, measured.load_s, tail, measured.samples, measured.load_cpu_s),
+        *(measured.memory_bytes, measured.load_s, tail, tail_runs, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
         ratio,
         profile_version,
@@ -107,9 +110,14 @@ def residual_of(
     return found if found.is_plausible else None
 
 
-def with_service(residual: Residual, measured: Measured, served: tuple[Served, ...]) -> Residual:
+def with_service(
+    residual: Residual, measured: Measured, served: tuple[Served, ...], *, is_emulated: bool = False
+) -> Residual:
     """The tail of undisturbed service, where its requests are twice as many as what the tail was of before. Thus a
-    replica's residual changes as often as the logarithm of its requests. measured: the warm-up."""
+    replica's residual changes as often as the logarithm of its requests. measured: the warm-up. is_emulated: the device
+    is, whose tail is its host's; none is learnt, and what an older version learnt is forgotten."""
+    if is_emulated:
+        return residual if math.isnan(residual.log_tail) else replace(residual, log_tail=math.nan, tail_runs=0)
     rows = [
         (tail, each.successes)
         for each in served

@@ -59,7 +59,7 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             is_same = before is observed.measured or repr(before) == repr(observed.measured)
             seen = residuals.get(trial)
             if is_same and (seen is None or _is_current(seen, world.profiles.get(observed.model))):
-                later = with_service(seen, observed.measured, observed.served) if seen is not None else None
+                later = None if seen is None else _with_service(seen, observed.measured, state, observed)
                 if later is not None and later is not seen:
                     residuals = residuals.set(trial, later)
                     changed.add(trial)
@@ -97,6 +97,11 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
 def _is_current(seen: Residual, profile: ModelProfile | None) -> bool:
     is_of_profile = profile is None or seen.profile_version == profile.version
     return seen.is_plausible and seen.is_of_sum and is_of_profile
+
+
+def _with_service(seen: Residual, measured: Measured, state: NodeState, observed: Observed) -> Residual:
+    device = state.device(observed.device)
+    return with_service(seen, measured, observed.served, is_emulated=device is not None and device.emulated)
 
 
 class _Ratios:

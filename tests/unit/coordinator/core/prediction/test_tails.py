@@ -8,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import device, node, profile, receipt, warm
-from shoal.coordinator.core.prediction.demand import OperatorClass
+from shoal.coordinator.core.prediction.demand import OperatorClass, demand_of
 from shoal.coordinator.core.prediction.model import Basis, Correction, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.prediction.region_residuals import RegionResiduals
-from shoal.coordinator.core.prediction.residuals import LEAST_TAIL_RUNS, DeviceClass, Residual, with_service
+from shoal.coordinator.core.prediction.residuals import (
+    LEAST_TAIL_RUNS,
+    DeviceClass,
+    Residual,
+    residual_of,
+    with_service,
+)
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS, log_tail, tail_factors
 from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
@@ -76,6 +82,25 @@ def test_service_replaces_the_warm_up_once_it_is_twice_as_long() -> None:
     assert with_service(after, measured, (service(79, 0.1, 0.3),)) is after
     few = replace(before, tail_runs=0)
     assert with_service(few, measured, (service(LEAST_TAIL_RUNS - 1, 0.1, 0.2),)) is few
+
+
+def test_an_emulated_device_teaches_no_tail() -> None:
+    """Its warm-up takes what its profile says each time, and what its service takes longer is its host's."""
+    rates, demand, measured = receipt(node("n", device()), device()).rates, demand_of(profile()), warm(p50=0.1)
+    real, emulated = (
+        residual_of("a", device(emulated=is_emulated), rates, "fp32", demand, measured) for is_emulated in (False, True)
+    )
+    assert real is not None
+    assert emulated is not None
+    assert math.isfinite(real.log_tail)
+    assert math.isnan(emulated.log_tail)
+    assert (real.tail_runs, emulated.tail_runs) == (measured.samples, 0)
+    served = (service(1000, 0.1, 0.2),)
+    assert math.isfinite(with_service(real, measured, served).log_tail)
+    assert with_service(emulated, measured, served, is_emulated=True) is emulated
+    older = with_service(tail_of(1.002), measured, served, is_emulated=True)
+    assert (math.isnan(older.log_tail), older.tail_runs) == (True, 0)
+    assert tail([replace(emulated, device_class=CARD, mix=MIX)], "b", CARD) == pytest.approx(TAIL_GUESS)
 
 
 def test_service_that_something_else_slows_down_teaches_nothing() -> None:
