@@ -271,7 +271,7 @@ def test_assumptions_are_compared_by_a_bounded_number_of_measurements(monkeypatc
 
     def measured_root(of: NDArray[np.float64]) -> NDArray[np.float64]:
         sizes.append(len(of))
-        root: NDArray[np.float64] = root_of(of)
+        root: NDArray[np.float64] = root_of(of).astype(np.float64)
         return root
 
     monkeypatch.setattr(np.linalg, "cholesky", measured_root)
