@@ -11,20 +11,20 @@ from shoal.coordinator.core.prediction.transfer.known import Floats, Indices
 
 _COPY: Final = 0.05
 """Two models whose mixes with one provider are nearer than this are near-copies: questions are rounded to as much. The
-recorded runs (guide, section 3) do not tell it from 0, 0.02 or 0.1: of 157 cases 143 to 146 are covered with each."""
+recorded runs (docs/benchmarks.md) do not tell it from 0, 0.02 or 0.1: of 157 cases 143 to 146 are covered with each."""
 
 
-def numbered(keys: Sequence[Hashable]) -> Indices:
+def number_keys(keys: Sequence[Hashable]) -> Indices:
     """Equal keys have equal numbers, from 0 on, in the order in which they come."""
     known: dict[Hashable, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], np.intp)
 
 
-def numbered_architectures(seen: Sequence[Residual], apart: Floats) -> Indices:
+def number_architectures(seen: Sequence[Residual], apart: Floats) -> Indices:
     """By row. A model, its near-copies and theirs are of one: a hundred of them tell no more of another than one does.
     apart: squared distances of the mixes."""
-    models = numbered([each.model for each in seen])
-    providers = numbered([each.device_class.provider for each in seen])
+    models = number_keys([each.model for each in seen])
+    providers = number_keys([each.device_class.provider for each in seen])
     is_near = (apart < _COPY**2) & (providers[:, None] == providers)
     is_same = is_near | (models[:, None] == models)
     groups = np.arange(len(seen))
@@ -32,7 +32,7 @@ def numbered_architectures(seen: Sequence[Residual], apart: Floats) -> Indices:
         least = np.where(is_same, groups, len(seen)).min(1)
         least = least[least]  # a group's number is one of its rows
         if (least == groups).all():
-            return numbered(least.tolist())
+            return number_keys(least.tolist())
         groups = least
 
 

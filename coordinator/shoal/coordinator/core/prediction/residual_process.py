@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.coordinator.core.prediction.groups import numbered, numbered_architectures, quantile_of_groups, spread_rows
+from shoal.coordinator.core.prediction.groups import number_architectures, number_keys, quantile_of_groups, spread_rows
 from shoal.coordinator.core.prediction.model import Basis, Interval
 from shoal.coordinator.core.prediction.residuals import MOST_RATIO, Residual
 from shoal.coordinator.core.prediction.shared_covariance import (
@@ -143,7 +143,7 @@ class ResidualProcess:
         """
         if len({each.model for each in self._seen}) < _LEAST_GROUPS or len(self._assumptions) == 1:
             return self._assumptions[0]
-        rows = spread_rows(numbered([each.device_class for each in self._seen]), _MOST_COMPARED)
+        rows = spread_rows(number_keys([each.device_class for each in self._seen]), _MOST_COMPARED)
         shared, promised = Common(*(each[np.ix_(rows, rows)] for each in shared)), promised[rows]
         values = self._bounded[rows]
         noise, freedom = self._settings.noise * np.eye(len(values)), self._settings.scale_freedom
@@ -170,9 +170,9 @@ class ResidualProcess:
     @cached_property
     def _quantiles(self) -> dict[Basis, float]:
         """Half an interval in standard deviations, by leaving out all of a model, or all of a device class."""
-        models = numbered([each.model for each in self._seen])
-        architectures = numbered_architectures(self._seen, self._solution.shared.apart)
-        classes = numbered([each.device_class.product for each in self._seen])
+        models = number_keys([each.model for each in self._seen])
+        architectures = number_architectures(self._seen, self._solution.shared.apart)
+        classes = number_keys([each.device_class.product for each in self._seen])
         return {
             Basis.SAME_CLASS: NORMAL_QUANTILE,
             Basis.CALIBRATED: self._left_out(models, architectures, self._least_quantile(architectures)),

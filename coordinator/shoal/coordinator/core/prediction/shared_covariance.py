@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shoal.coordinator.core.prediction.groups import numbered
+from shoal.coordinator.core.prediction.groups import number_keys
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
 from shoal.coordinator.core.prediction.transfer.known import Floats
@@ -41,7 +41,7 @@ class Common(NamedTuple):
 
 def common(one: Sequence[Residual], other: Sequence[Residual]) -> Common:
     def same(key: Callable[[Residual], Hashable]) -> Floats:
-        numbers = numbered([key(each) for each in (*one, *other)])
+        numbers = number_keys([key(each) for each in (*one, *other)])
         found: Floats = (numbers[: len(one), None] == numbers[len(one) :]).astype(np.float64)
         return found
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from shoal.coordinator.core.prediction.demand import OperatorClass
 from shoal.coordinator.core.prediction.groups import (
-    numbered,
-    numbered_architectures,
+    number_architectures,
+    number_keys,
     quantile_of_groups,
     spread_rows,
 )
@@ -20,23 +20,27 @@ from shoal.coordinator.core.prediction.shared_covariance import common
 BOARD, CARD = DeviceClass("CPUExecutionProvider", "maker board"), DeviceClass("CUDAExecutionProvider", "maker card")
 
 
-def seen(model: str, conv: float, where: DeviceClass = BOARD) -> Residual:
+def measurement(model: str, conv: float, where: DeviceClass = BOARD) -> Residual:
     return Residual(model, where, (conv, 1 - conv, *(0.0 for _ in range(len(OperatorClass) - 1))), math.nan)
 
 
 def architectures(*of: Residual) -> list[int]:
-    found: list[int] = numbered_architectures(of, common(of, of).apart).tolist()
+    found: list[int] = number_architectures(of, common(of, of).apart).tolist()
     return found
 
 
 def test_near_copies_and_theirs_are_of_one_architecture() -> None:
-    assert architectures(seen("a", 0.5), seen("b", 0.9), seen("c", 0.53), seen("d", 0.56)) == [0, 1, 0, 0]
-    chain = [seen(f"m{number:02}", 0.2 + 0.01 * (number * 7 % 50)) for number in range(50)]
+    assert architectures(
+        measurement("a", 0.5), measurement("b", 0.9), measurement("c", 0.53), measurement("d", 0.56)
+    ) == [0, 1, 0, 0]
+    chain = [measurement(f"m{number:02}", 0.2 + 0.01 * (number * 7 % 50)) for number in range(50)]
     assert architectures(*chain) == [0] * 50, "whatever their order"
 
 
 def test_a_model_is_of_one_architecture_wherever_it_runs() -> None:
-    assert architectures(seen("a", 0.5), seen("a", 0.9, CARD), seen("b", 0.9, CARD), seen("c", 0.9)) == [0, 0, 0, 1]
+    assert architectures(
+        measurement("a", 0.5), measurement("a", 0.9, CARD), measurement("b", 0.9, CARD), measurement("c", 0.9)
+    ) == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("count", "rank"), [(8, 8), (9, 9), (10, 10), (19, 18), (20, 19), (40, 37)])
@@ -55,7 +59,7 @@ def test_a_group_counts_once_however_many_scores_it_has(of: list[tuple[float, in
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=300), st.integers(1, 64))
 def test_no_more_rows_are_compared_than_may_be_and_each_once(of: list[int], most: int) -> None:
-    rows = spread_rows(numbered(of), most)
+    rows = spread_rows(number_keys(of), most)
     assert len(rows) == min(most, len(of))
     assert sorted({*rows.tolist()}) == rows.tolist()
 
