@@ -81,6 +81,8 @@ class Control:
                 if str(StackOptions.from_stack(stack)) != str(asked):
                     say(f"as it was started; for what is asked now: --data-dir {_free_folder(self.folder)}")
                     say(f"or {self._purge_command()} first, which deletes what was applied")
+                # another stack may have taken the names of the contexts since
+                self._save_contexts(stack)
                 return self._describe(stack)
             before = None if (self.folder / layout.FILE).exists() else frozenset(self.folder.iterdir())
             try:
@@ -162,11 +164,14 @@ class Control:
                     api, stack.for_region(name).coordinator_addresses("enrol"), self._client_folder(stack, name)
                 )
             self._federate(apis, stack, say)
+        self._save_contexts(stack)
+        return self._describe(stack)
+
+    def _save_contexts(self, stack: StackLayout) -> None:
         for name in stack.regions:
             self._contexts.save(
                 self._operator_context(stack.for_region(name), context_of(stack, name)), use=name == stack.region
             )
-        return self._describe(stack)
 
     def _authorise(self, stack: StackLayout) -> None:
         """Give each region access to its own part of etcd, and to nothing else there."""

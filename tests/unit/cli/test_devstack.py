@@ -154,7 +154,9 @@ def test_what_is_up_with_other_options_says_what_starts_those_that_are_asked(
     monkeypatch.setattr(control, "running", lambda: True)
     control.up(layout.StackOptions(agents=2), said.append)
     assert said == [f"already up in {folder}"]
+    contexts.save(Context("dev", "home", "127.0.0.1:1", str(tmp_path / "dev-2" / "coordinator" / "operator")))
     control.up(layout.StackOptions(agents=4), said.append)
+    assert contexts.get("dev").folder.startswith(f"{folder}/"), "another stack took its name meanwhile"
     purge = "shoal dev down --purge" + ("" if is_usual else f" --data-dir {folder}")
     assert said[2:] == [
         f"as it was started; for what is asked now: --data-dir {tmp_path / 'dev-2'}",
