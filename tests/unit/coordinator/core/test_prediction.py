@@ -206,6 +206,7 @@ def test_a_first_load_takes_what_its_nodes_and_weights_do_and_no_less_than_was_p
     )
     assert predict_cpu(many, fast).load_s.mid > few.size_bytes / 3.5e9 + 264e-4
     assert predict_cpu(few, slow).load_s.mid >= few.size_bytes / 1e6
+    assert predict_cpu(few, slow).load_s.high > 2 * few.size_bytes / 1e6
     found = predict_cpu(many, fast).load_s
     assert 0 < found.low < found.mid < found.high
 

@@ -112,14 +112,18 @@ def seconds_before_loads(sizes: LoadSizes, provider: str, load_bytes: float) -> 
     """Of a device on which the region loaded too few: the law before anything was loaded. load_bytes: per second, that
     the device's probe found a file of one weight to be opened at; where that is slower than the law, it counts."""
     prior = _PROCESSOR_SECONDS if provider == PROCESSOR else _SECONDS
-    of_byte = 1 / load_bytes
-    mean = prior.mean._replace(
-        convolution_bytes=max(prior.mean.convolution_bytes, of_byte),
-        other_bytes=max(prior.mean.other_bytes, of_byte),
-    )
-    each = np.array(sizes, float)
-    middle = float(each @ np.array(mean, float))
-    half = _DEVIATIONS * float(np.linalg.norm(each * np.array(prior.deviation, float)))
+    each, of_byte = np.array(sizes, float), 1 / load_bytes
+
+    def at_least(coefficients: LoadSizes) -> NDArray[np.float64]:
+        of_convolutions, of_others = coefficients.convolution_bytes, coefficients.other_bytes
+        slower = coefficients._replace(
+            convolution_bytes=max(of_convolutions, of_byte), other_bytes=max(of_others, of_byte)
+        )
+        return np.array(slower, float)
+
+    middle = float(each @ at_least(prior.mean))
+    # A rate is as much in doubt where it was probed: by one file, from memory.
+    half = _DEVIATIONS * float(np.linalg.norm(each * at_least(prior.deviation)))
     return Interval(max(middle - half, 0.1 * middle), middle, middle + half)
 
 

@@ -173,10 +173,12 @@ class ResidualProcess:
         models = number_keys([each.model for each in self._seen])
         architectures = number_architectures(self._seen, self._solution.shared.apart)
         classes = number_keys([each.device_class.product for each in self._seen])
+        of_models = self._left_out(models, architectures, self._least_quantile(architectures))
         return {
             Basis.SAME_CLASS: NORMAL_QUANTILE,
-            Basis.CALIBRATED: self._left_out(models, architectures, self._least_quantile(architectures)),
-            Basis.TRANSFERRED: self._left_out(classes, classes, NORMAL_QUANTILE),
+            Basis.CALIBRATED: of_models,
+            # Another model there is at least as unknown as it is on a class that was measured.
+            Basis.TRANSFERRED: max(of_models, self._left_out(classes, classes, NORMAL_QUANTILE)),
         }
 
     def _least_quantile(self, architectures: Indices) -> float:

@@ -245,6 +245,9 @@ def test_near_copies_count_as_one() -> None:
     assert half(copies, MATMUL) > 0.8 * alone
     others = unlike([-0.7, 0.5, 0.6, -0.5, 0.3, -0.6, 0.4, 0.7, -0.4])
     assert half([*others, *copies], MATMUL) > 0.8 * half(others, MATMUL)
+    for seen in (copies, [*others, *copies]):
+        there, elsewhere = (correction(seen, "z", where, MATMUL) for where in (BOARD, CARD))
+        assert elsewhere.high / elsewhere.low >= there.high / there.low, "nor of any on a class without a measurement"
 
 
 def test_what_is_assumed_is_what_the_region_measured() -> None:
