@@ -443,7 +443,8 @@ class Inspector(Protocol):
     ) -> ModelProfile:
         """shapes: of inputs, that costs are counted at; others are chosen. is_background: whether nobody waits for it;
         it runs with the lowest priority, and no other inspection waits for it. Raises ShoalError(MODEL_UNKNOWN |
-        MODEL_DIGEST | MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED | INVALID_ARGUMENT)."""
+        MODEL_DIGEST | MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED | INVALID_ARGUMENT | INTERNAL);
+        INTERNAL where this machine could not inspect it."""
         ...
 
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:

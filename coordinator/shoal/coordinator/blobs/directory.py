@@ -25,6 +25,7 @@ from shoal.wire.limits import CHUNK_BYTES
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class DirectoryBlobs:
@@ -50,7 +51,7 @@ class DirectoryBlobs:
         """Bytes from `offset` on, in chunks of CHUNK_BYTES, from one descriptor: a model that is deleted or replaced
         meanwhile is still read to its end. The reader verifies the digest.
 
-        Raises ShoalError(MODEL_UNKNOWN | MODEL_DIGEST | MODEL_PATH | INVALID_ARGUMENT).
+        Raises ShoalError(MODEL_UNKNOWN | MODEL_DIGEST | MODEL_PATH | INVALID_ARGUMENT | INTERNAL).
         """
         if offset < 0:
             raise refuse(Code.INVALID_ARGUMENT, f"offset {offset}", "an offset of at least 0", "ask again from 0")
@@ -163,13 +164,17 @@ class OpenFile:
 def open_model(path: Path) -> int:
     """A read-only descriptor of this very file: regular, with one name, its last path component no link.
 
-    Opening does not wait, as it would for a FIFO without a writer. Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH).
+    Opening does not wait, as it would for a FIFO without a writer. Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH |
+    INTERNAL).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError as failed:
         raise refuse(Code.MODEL_UNKNOWN, path.name, "a stored model", "see `shoal model ls`") from failed
     except (OSError, ValueError) as failed:
+        if isinstance(failed, OSError) and failed.errno in _NO_DESCRIPTOR:
+            asked = "a descriptor to read the model with"
+            raise refuse(Code.INTERNAL, f"{failed.strerror}", asked, "try again") from failed
         raise _path_error(path, str(failed)) from failed
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:

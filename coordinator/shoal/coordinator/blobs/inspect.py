@@ -26,7 +26,7 @@ from shoal.coordinator.blobs.thread import run_thread_to_completion
 from shoal.coordinator.core.graph import RULES, Rules
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import LEAST_SAMPLES, PACK_BYTES, PackRef
-from shoal.types.profile import ModelProfile
+from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.units import Bytes, Seconds, show_bytes, show_seconds
 from shoal.v1 import nouns_pb2
 from shoal.wire import nouns
@@ -43,6 +43,9 @@ class InspectionLimits:
     cpu_s: Seconds = Seconds(30.0)
     # Wall-clock time of one inspection in seconds, including the start of the process.
     deadline_s: Seconds = Seconds(60.0)
+    # The same of an inspection in the background. On a busy machine it may get no processor for minutes, and `cpu_s`
+    # bounds its work already. A choice.
+    background_deadline_s: Seconds = Seconds(3600.0)
     # Largest message that the parent accepts from the child, in bytes.
     answer_bytes: Bytes = Bytes(4 * 2**20)
     # Children that run at the same time; further inspections wait. One more runs in the background.
@@ -51,6 +54,12 @@ class InspectionLimits:
     rules: Rules = RULES
 
 
+_CHILD_CODES: Final = frozenset({
+    Code.MODEL_PATH, Code.MODEL_TOO_LARGE, Code.MODEL_DIGEST, Code.MODEL_ARCHIVE, Code.MODEL_INVALID,
+    Code.CUSTOM_OP_DENIED, Code.INVALID_ARGUMENT,
+})  # fmt: skip
+"""What a child may refuse a model with. A model that took it over could otherwise blame this machine, and be inspected
+again and again."""
 _BACKGROUND_NICENESS: Final = 19
 """The lowest priority. Where Linux groups processes by session (sched(7), autogroup) it counts only within one, so that
 whoever inspects many in the background also pauses."""
@@ -77,7 +86,8 @@ class ChildInspector:
         The parent opens the file once; the child hashes and reads that same descriptor.
 
         Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH | MODEL_TOO_LARGE | MODEL_DIGEST | MODEL_ARCHIVE | MODEL_INVALID |
-        CUSTOM_OP_DENIED | INVALID_ARGUMENT) and nothing else but CancelledError.
+        CUSTOM_OP_DENIED | INVALID_ARGUMENT | INTERNAL) and nothing else but CancelledError. INTERNAL is this machine's
+        fault, never the model's.
         """
         most = self._limits.rules.max_size_bytes
         remedy = "a model in one protobuf file ends below 2 GiB: quantise it"
@@ -103,8 +113,9 @@ class ChildInspector:
                 raise refuse(Code.MODEL_TOO_LARGE, f"{size} bytes", f"at most {most} in one file", remedy)
             limits, rules = self._limits, self._limits.rules
             request = InspectionRequest(
-                digest, limits.memory_bytes + 4 * size, limits.cpu_s, limits.deadline_s, rules, samples_of,
-                shapes or {}, _BACKGROUND_NICENESS if is_background else 0,
+                digest, limits.memory_bytes + 4 * size, limits.cpu_s,
+                limits.background_deadline_s if is_background else limits.deadline_s, rules, samples_of, shapes or {},
+                _BACKGROUND_NICENESS if is_background else 0,
             )  # fmt: skip
             async with self._background_slot if is_background else self._slots:
                 return await self._run_child(file.descriptor, request)
@@ -127,15 +138,15 @@ class ChildInspector:
                 Code.INTERNAL, failed.strerror or "no process", "a process to inspect the model in", "try again"
             ) from failed
         try:
-            async with asyncio.timeout(limits.deadline_s):
+            async with asyncio.timeout(request.deadline_s):
                 answer = await _read_answer(child, limits.answer_bytes)
                 status = await child.wait()
         except TimeoutError as late:
-            raise _stop_error("not done at its deadline", show_seconds(limits.deadline_s)) from late
+            raise _stop_error("not done at its deadline", show_seconds(Seconds(request.deadline_s))) from late
         finally:
             await _kill(child)
         if status != 0:
-            raise _exit_error(status, limits)
+            raise _exit_error(status, request, limits.memory_bytes)
         return answer
 
 
@@ -165,6 +176,8 @@ def _parse_profile(answer: bytes, digest: str) -> ModelProfile:
     try:
         if (content := _content_of(PROFILE, answer)) is not None:
             profile = nouns.from_wire(ModelProfile, nouns_pb2.ModelProfile.FromString(content))
+            if profile.version != PROFILE_VERSION:
+                raise _answer_error(f"a profile of version {profile.version}")
             if profile.digest == digest:
                 return profile
     except DecodeError as failed:
@@ -192,7 +205,8 @@ def _content_of(kind: bytes, answer: bytes) -> bytes | None:
     """The answer's content, or None if it is of another kind. Raises ShoalError if the answer is a refusal, and
     DecodeError."""
     if answer[:1] == REFUSAL:
-        raise ShoalError(nouns.from_wire(Refusal, nouns_pb2.Refusal.FromString(answer[1:])))
+        refusal = nouns.from_wire(Refusal, nouns_pb2.Refusal.FromString(answer[1:]))
+        raise ShoalError(refusal) if refusal.code in _CHILD_CODES else _answer_error(f"{refusal.code}")
     return answer[1:] if answer[:1] == kind else None
 
 
@@ -209,12 +223,10 @@ def _stop_error(found: str, asked: str) -> ShoalError:
     )
 
 
-def _exit_error(status: int, limits: InspectionLimits) -> ShoalError:
+def _exit_error(status: int, request: InspectionRequest, memory_bytes: Bytes) -> ShoalError:
     if status == -signal.SIGXCPU:
-        return _stop_error("out of processor time", show_seconds(limits.cpu_s))
+        return _stop_error("out of processor time", show_seconds(Seconds(request.cpu_s)))
     if status == -signal.SIGALRM:
-        return _stop_error("not done at its deadline", show_seconds(limits.deadline_s))
+        return _stop_error("not done at its deadline", show_seconds(Seconds(request.deadline_s)))
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-    return _stop_error(
-        f"the process that read it ended with {how}", f"{show_bytes(limits.memory_bytes)} and 4x the file"
-    )
+    return _stop_error(f"the process that read it ended with {how}", f"{show_bytes(memory_bytes)} and 4x the file")

@@ -1,6 +1,7 @@
 """The child that reads a stranger's model: what it is handed, what stops it, what it cannot do."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -23,10 +25,11 @@ from shoal.coordinator.blobs import inspect_child
 from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
 from shoal.coordinator.blobs.inspect_child import InspectionRequest, Tensors
 from shoal.coordinator.core.graph import Rules, profile_of
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import PackRef
-from shoal.types.profile import ModelProfile, TensorSpec
+from shoal.types.profile import PROFILE_VERSION, ModelProfile, TensorSpec
 from shoal.types.units import Bytes, Seconds
+from shoal.wire import nouns
 
 RELU = relu().SerializeToString()
 
@@ -188,6 +191,27 @@ async def test_the_deadline_stops_it(tmp_path: Path) -> None:
     assert psutil.Process().children() == []
 
 
+async def test_an_inspection_in_the_background_has_a_deadline_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it gets no processor for minutes. What it does is bounded by its processor time."""
+    path, digest = write_model(tmp_path)
+    start, alarms = asyncio.create_subprocess_exec, list[float]()
+
+    async def record_start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        alarms.append(InspectionRequest.from_text(command[-1]).deadline_s)
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", record_start)
+    short = ChildInspector(InspectionLimits(deadline_s=Seconds(0.01)))
+    assert await short.inspect(path, digest, is_background=True) == profile_of(RELU, digest)
+    never = ChildInspector(InspectionLimits(background_deadline_s=Seconds(0.01)))
+    with pytest.raises(ShoalError, match=r"deadline.*10ms"):
+        await never.inspect(path, digest, is_background=True)
+    assert await never.inspect(path, digest) == profile_of(RELU, digest)
+    assert alarms == [3600.0, 0.01, 60.0]
+
+
 async def test_processor_time_stops_it(tmp_path: Path) -> None:
     path, digest = write_model(tmp_path, slow())
     error = await inspect_refusal(path, digest, InspectionLimits(cpu_s=Seconds(1)))
@@ -222,6 +246,62 @@ async def test_a_child_that_is_killed_is_a_model_refused(tmp_path: Path) -> None
         await asked
     assert caught.value.code is Code.MODEL_INVALID
     assert "SIGSEGV" in caught.value.refusal.found
+
+
+async def test_a_machine_without_a_process_or_a_descriptor_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, digest = write_model(tmp_path)
+
+    async def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", no_process)
+        assert (await inspect_refusal(path, digest)).code is Code.INTERNAL
+
+    def no_descriptor(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_descriptor)
+        assert (await inspect_refusal(path, digest)).code is Code.INTERNAL
+    assert await ChildInspector().inspect(path, digest) == profile_of(RELU, digest)
+
+
+@pytest.mark.parametrize("is_background", [False, True], ids=["push", "background"])
+@pytest.mark.parametrize("version", [2**31 - 1, -5, 0, PROFILE_VERSION + 1])
+async def test_a_child_that_was_taken_over_decides_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, *, is_background: bool
+) -> None:
+    path, digest = write_model(tmp_path)
+    answer_with(tmp_path, monkeypatch, inspect_child.PROFILE, nouns.to_wire(replace(relu_profile(), version=version)))
+    with pytest.raises(ShoalError, match=f"version {version}") as caught:
+        await ChildInspector().inspect(path, digest, is_background=is_background)
+    assert caught.value.code is Code.MODEL_INVALID
+    answer_with(tmp_path, monkeypatch, inspect_child.PROFILE, nouns.to_wire(relu_profile()))
+    assert await ChildInspector().inspect(path, digest, is_background=is_background) == relu_profile()
+
+
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.NOT_LEADER, Code.STORE_FULL])
+async def test_a_child_that_was_taken_over_blames_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: Code
+) -> None:
+    """Else it would be inspected again and again, and the models after it never."""
+    path, digest = write_model(tmp_path)
+    answer_with(tmp_path, monkeypatch, inspect_child.REFUSAL, nouns.to_wire(Refusal(code, "a", "b", "c")))
+    error = await inspect_refusal(path, digest)
+    assert error.code is Code.MODEL_INVALID
+    assert code in error.refusal.found
+
+
+def answer_with(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes, message: Message) -> None:
+    """In place of the child a process answers that reads no model."""
+    (folder / "answer").write_bytes(kind + message.SerializeToString())
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\nexec /bin/cat '{folder}/answer'\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
 
 
 async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
