@@ -105,7 +105,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "preparation_ended": "The program that prepares a model left no result; `message` is the end of what it printed.",
     "process_crashed": "The process ends by an uncaught error.",
     "process_stopping": "The process was asked to stop, and drains.",
-    "profiles_not_recorded": "The store does not take what a model's new inspection found. It is tried again.",
+    "profiles_not_recorded": "No model can be inspected now, or the store takes no new profile. It is tried again.",
     "profiles_refreshed": "All models that an older version had inspected were inspected again, or refused.",
     "provider_not_opened": "A plugin provider did not take the smallest graph; the model's load says more.",
     "query_failed": "A query of the coordinator for logs or spans got no answer.",

@@ -1,7 +1,9 @@
 """After an upgrade the models that an older version inspected are inspected again, and nobody waits for it."""
 
+import errno
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,9 @@ from shoal.types.units import Bytes
 
 OTHER = "sha256:" + "b" * 64
 FULL = refuse(Code.STORE_FULL, "no room", "some", "make some")
-GONE = OSError(5, "Input/output error")
+GONE = OSError(errno.EIO, "Input/output error")
+NO_PROCESS = refuse(Code.INTERNAL, "Resource temporarily unavailable", "a process", "try again")
+NO_DESCRIPTOR = OSError(errno.EMFILE, "Too many open files")
 
 Found = Callable[[ModelProfile], ModelProfile]
 
@@ -184,6 +188,51 @@ async def test_a_store_that_is_full_is_tried_again_later(world: RegionFixture, m
         "profiles_refreshed",
     ]
     assert profile(world, OTHER).version == PROFILE_VERSION
+
+
+@pytest.mark.parametrize("error", [NO_PROCESS, NO_DESCRIPTOR], ids=["no process", "no descriptor"])
+async def test_an_error_of_this_machine_is_no_refusal(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As with a full store, it is tried again some minutes later, with one line for each try."""
+    await push_two(world)
+    inspector = BackgroundInspector(world, monkeypatch)
+    inspector.refusals[DIGEST] = error
+    tries = list[float]()
+
+    def recover_at_the_third() -> None:
+        tries.append(world.clock.now())
+        if len(tries) == 3:
+            del inspector.refusals[DIGEST]
+
+    inspector.on_inspect = recover_at_the_third
+    with capture_logs() as logs:
+        await world.region.models.profiles.run()
+    assert inspector.digests == [DIGEST, DIGEST, DIGEST, OTHER]
+    assert [later - before for before, later in pairwise(tries[:3])] == pytest.approx([600.0, 600.0])
+    assert [each["event"] for each in logs] == ["profiles_not_recorded", "profiles_not_recorded", "profiles_refreshed"]
+    assert (logs[-1]["refreshed"], logs[-1]["refused"]) == (2, 0)
+    assert [profile(world, each).version for each in (DIGEST, OTHER)] == [PROFILE_VERSION] * 2
+
+
+async def test_a_profile_at_other_shapes_is_refused_with_a_line(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the background, and as the model is pushed again."""
+    await world.push()
+    before, inspect = profile(world), world.models.inspect
+
+    async def at_other_shapes(path: str, digest: str, *_: object, is_background: bool = False) -> ModelProfile:
+        found = await inspect(path, digest, {"x": (1, 3, 96, 96)}, is_background=is_background)
+        return replace(found, version=PROFILE_VERSION)
+
+    monkeypatch.setattr(world.models, "inspect", at_other_shapes)
+    with capture_logs() as logs:
+        await world.region.models.profiles.run()
+        await world.push()
+    assert profile(world) == before
+    failed = [(each["digest"], each["error"]) for each in logs if each["event"] == "inspection_failed"]
+    assert failed == [(DIGEST, "input 'x' at (1, 3, 96, 96), what runs was placed at (1, 3, 48, 48)")] * 2
 
 
 async def test_it_pauses_for_as_long_as_it_works(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:

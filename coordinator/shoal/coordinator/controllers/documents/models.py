@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer
+from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer, other_profile
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
@@ -124,12 +124,15 @@ class ModelsController:
     ) -> ModelProfile | None:
         """At the shapes that what runs was placed at. None: today's rules refuse it, and the model is as it was."""
         try:
-            return await self._ingest(size, digest, chunks, known.reference_shapes)
+            profile = await self._ingest(size, digest, chunks, known.reference_shapes)
         except ShoalError as error:
             if error.code is Code.MODEL_DIGEST:
                 raise
             log.warning("inspection_failed", digest=digest, error=str(error))
             return None
+        if not is_newer(profile, known):  # `keep` lets it replace none
+            log.warning("inspection_failed", digest=digest, error=other_profile(profile, known))
+        return profile
 
     def _is_counted_at(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         known = self._catalog().models[digest].profile.reference_shapes

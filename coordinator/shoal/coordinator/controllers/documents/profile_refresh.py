@@ -1,5 +1,6 @@
 """After an upgrade: the profiles that an older version computed, computed again from the stored bytes."""
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -15,7 +16,7 @@ from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.units import Seconds
 
 _RETRY_S: Final = Seconds(600.0)
-"""Until a store that took no profile is tried again. A choice."""
+"""Until a store that took no profile, or a machine that could not inspect, is tried again. A choice."""
 _LEAST_PAUSE_S: Final = Seconds(1.0)
 """Between two models, so that what fails at once is not logged a thousand times a second. A choice."""
 
@@ -52,8 +53,8 @@ class ProfileRefresh:
                 await self._refresh_all()
             except StaleRevision:
                 return
-            except ShoalError as error:
-                if error.code is Code.NOT_LEADER:
+            except (ShoalError, OSError) as error:
+                if isinstance(error, ShoalError) and error.code is Code.NOT_LEADER:
                     return
                 log.warning("profiles_not_recorded", left=len(self._waiting()), retry_s=_RETRY_S, error=str(error))
                 await self._clock.sleep(_RETRY_S)
@@ -70,7 +71,7 @@ class ProfileRefresh:
         )
 
     async def _refresh_all(self) -> None:
-        """Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER | ..)."""
+        """Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER | INTERNAL | ..), OSError."""
         for digest in self._waiting():
             known = self._catalog().models.get(digest)
             if known is None or known.profile.version >= PROFILE_VERSION:
@@ -82,19 +83,25 @@ class ProfileRefresh:
             await self._clock.sleep(Seconds(max(self._clock.now() - began, _LEAST_PAUSE_S)))
 
     async def _inspect(self, digest: str, known: ModelProfile) -> ModelProfile | None:
-        """At the shapes that what runs was placed at. None: the model is refused."""
+        """At the shapes that what runs was placed at. None: the model is refused. Raises ShoalError(INTERNAL) and
+        OSError where this machine could not inspect it."""
         try:
             path, shapes = self._blobs.path(digest), known.reference_shapes
             profile = await self._inspector.inspect(path, digest, shapes, is_background=True)
         except (ShoalError, OSError) as error:
-            if digest in self._catalog().models:
-                self._refused.add(digest)
-                log.warning("inspection_failed", digest=digest, error=str(error))
+            if is_passing(error):
+                raise
+            self._refuse(digest, f"{error}")
             return None
         if not is_newer(profile, known):
-            self._refused.add(digest)
+            self._refuse(digest, other_profile(profile, known))
             return None
         return profile
+
+    def _refuse(self, digest: str, why: str) -> None:
+        if digest in self._catalog().models:
+            self._refused.add(digest)
+            log.warning("inspection_failed", digest=digest, error=why)
 
     async def _record(self, profile: ModelProfile) -> None:
         """Without an event: nobody pushed anything, and a thousand of them would displace what people look for."""
@@ -112,3 +119,17 @@ class ProfileRefresh:
 def is_newer(profile: ModelProfile, known: ModelProfile) -> bool:
     """Of a newer version, at the same shapes."""
     return profile.reference_shapes == known.reference_shapes and profile.version > known.version
+
+
+def is_passing(error: ShoalError | OSError) -> bool:
+    """Whether this machine is at fault, and may not be later. A disk that cannot read a file says EIO each time."""
+    return error.code is Code.INTERNAL if isinstance(error, ShoalError) else error.errno != errno.EIO
+
+
+def other_profile(profile: ModelProfile, known: ModelProfile) -> str:
+    """Why a profile that is not `is_newer` replaces none: the first input at another shape, or its version."""
+    found, asked = profile.reference_shapes, known.reference_shapes
+    for name in sorted({*found, *asked}):
+        if found.get(name) != asked.get(name):
+            return f"input {name!r:.80} at {found.get(name)!s:.80}, what runs was placed at {asked.get(name)!s:.80}"
+    return f"a profile of version {profile.version} after one of {known.version}"
