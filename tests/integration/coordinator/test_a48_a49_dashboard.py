@@ -192,7 +192,7 @@ def test_a48_an_open_page_ends_with_the_certificate_behind_it(coordinator: Coord
         return b'"code":"TOKEN_CREATED"' in seen and b"event: now" in seen
 
     wait_until(is_whole, 10, "the table of events")
-    expired = coordinator.certificate(Role.VIEWER, "late", valid_s=1.0)
+    expired = coordinator.certificate(Role.VIEWER, "late", valid_s=3.0)
     late = connect(coordinator, expired, tmp_path)
     late.request("GET", "/api/v1/live?tables=region")
     told = late.getresponse()
