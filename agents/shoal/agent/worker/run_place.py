@@ -38,7 +38,10 @@ class RunPlace:
         self._counts: dict[int, int] = {}
 
     def is_to_be_timed(self, size: int) -> bool:
-        """Whether the processor time of this run of a request of `size` bytes is to be recorded. Counts the run."""
+        """Whether the processor time of this run of a request of `size` bytes is to be recorded. Counts the run. Where
+        nothing runs on the loop, no time decides anything."""
+        if self.limit_s == 0:
+            return False
         key = size.bit_length()
         count = self._counts[key] = self._counts.get(key, 0) + 1
         return count <= _TIMED_FIRST or count % _TIMED_EVERY == 0

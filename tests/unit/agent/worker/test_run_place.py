@@ -57,6 +57,7 @@ def test_the_first_runs_of_each_size_are_timed_and_then_one_of_eight() -> None:
     assert timed == [number <= 8 or number % 8 == 0 for number in range(1, 65)]
     assert place.is_to_be_timed(127) is False, "the same size"
     assert place.is_to_be_timed(128), "twice as many bytes"
+    assert not RunPlace(0.0).is_to_be_timed(100), "nothing runs on the loop"
 
 
 @pytest.mark.parametrize("period", [2, 4, 8])
