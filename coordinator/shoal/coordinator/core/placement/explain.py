@@ -70,7 +70,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     terms, scores = explain_scores(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
-    rows = list[tuple[tuple[bool, int, int, float, bytes], Candidate]]()
+    rows = list[tuple[tuple[bool, int, int, float, int], Candidate]]()
     for index, option in enumerate(options):
         position = place.get(index)
         faults = _in_order(exclusions[index])
@@ -98,7 +98,8 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
         weight = total_size(gives) if position is None else scores[position]
         part = 0 if candidate.chosen else 1 if candidate.standby else 2
         tier = 0 if position is None else candidate.preference
-        rows.append(((position is None, part, tier, weight, tie_break(scope.inputs.seed, *option.key)), candidate))
+        order = tie_break(scope.inputs.seed, str(intent.key), *option.key)
+        rows.append(((position is None, part, tier, weight, order), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
 
 

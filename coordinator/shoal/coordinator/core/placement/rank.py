@@ -7,7 +7,7 @@ other mean of several quantities needs scales that do (docs/decisions/0034-objec
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -125,11 +125,32 @@ def pareto(figures: Sequence[TermValues]) -> list[bool]:
     return on_front
 
 
-def tie_break(seed: int, *names: str) -> bytes:
+def tie_break(seed: int, workload: str, node: str, device: str, variant: str) -> int:
     """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
-    return stable_hash.digest(str(seed), *names)
+    place = place_number(node, device) ^ variant_number(variant)
+    return int(tie_breaks(seed, workload, np.array([place], dtype=np.uint64))[0])
 
 
-def tie_breaks(seed: int, name: str, others: Iterable[bytes]) -> list[bytes]:
-    """`tie_break` of a name with each of the others, which are names by `stable_hash.encode`."""
-    return stable_hash.digests((str(seed), name), others)
+def tie_breaks(seed: int, workload: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`tie_break` of many places. places: the bits of `place_number` that differ from those of `variant_number`.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014) spreads
+    what differs over all bits. So the order of two places in one workload tells nothing of that in another."""
+    found = places ^ np.uint64(_number(str(seed), workload))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))
+
+
+def place_number(node: str, device: str) -> int:
+    """64 bits that stand for a device where equals are put in order."""
+    return _number("place", node, device)
+
+
+def variant_number(variant: str) -> int:
+    """64 bits that stand for a model's variant where equals are put in order."""
+    return _number("variant", variant)
+
+
+def _number(*names: str) -> int:
+    return int.from_bytes(stable_hash.digest(*names))
