@@ -96,7 +96,8 @@ def decide(
     is_kept = kept is not None
     kept = KeptDecisions() if kept is None else kept
     part = kept.open(world, migrations, most_new)
-    warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes, kept.intents)
+    residuals = kept.residuals_of(world.memory)
+    warm_ups = remember_warm_ups(world, world.fleet.nodes if part.is_whole else part.nodes, kept.intents, residuals)
     desired = part.desired
     memory = replace(
         world.memory,

@@ -47,6 +47,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
 )
 from shoal.coordinator.core.workloads.schedule import depends_on_time, is_time_dependent
+from shoal.coordinator.core.workloads.warm_ups import ResidualsByKind
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES
 from shoal.types.migration import Against, has_answers
@@ -138,6 +139,8 @@ class KeptDecisions:
         self._unaudited = 0
         """Steps since the last audit."""
         self._part: StepPart | None = None
+        self._learnt = ResidualsByKind(Map())
+        """As the last step left them."""
         self._loose = set[WorkloadKey]()
         """Workloads that are not settled, deleted ones with assignments included."""
         self.columns = DeviceColumns(self._audited_per_search)
@@ -180,6 +183,12 @@ class KeptDecisions:
 
     def is_settled(self, key: WorkloadKey) -> bool:
         return key in self._settled
+
+    def residuals_of(self, memory: ReconcilerMemory) -> ResidualsByKind:
+        """Those of the memory, for a step to change."""
+        if self._learnt.residuals is not memory.residuals:
+            self._learnt = ResidualsByKind(memory.residuals)
+        return self._learnt
 
     def sleepers(self) -> Fleet:
         """The nodes with a device that can sleep."""

@@ -39,10 +39,45 @@ class WarmUps(NamedTuple):
         return frozenset(trial.node for trial in self.trials)
 
 
-def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
-    """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads."""
-    known, residuals, changed = world.memory.measured, world.memory.residuals, set[Trial]()
-    ratios: _Ratios | None = None  # most steps learn nothing
+class ResidualsByKind:
+    """Residuals while a step changes them. Kept between steps, so that one that learns does not look at all of them."""
+
+    def __init__(self, residuals: Map[Trial, Residual]) -> None:
+        self.residuals = residuals
+        self._of_kind: dict[tuple[str, DeviceClass], dict[Trial, float]] | None = None
+        """By model and class: `log_ratio_of_sum` of the plausible ones. None: nobody asked yet; most steps learn
+        nothing."""
+
+    def ratios_like(self, trial: Trial, residual: Residual) -> Mapping[Trial, float]:
+        """`log_ratio_of_sum` of the plausible ones of the same model and class."""
+        if self._of_kind is None:
+            self._of_kind = {}
+            for other, each in self.residuals.items():
+                self._add(other, each)
+        return self._of_kind.get((trial.model, residual.device_class), {})
+
+    def put(self, trial: Trial, residual: Residual | None) -> None:
+        """None: without one from now on."""
+        before = self.residuals.get(trial)
+        if before is not None and self._of_kind is not None:
+            self._of_kind.get((trial.model, before.device_class), {}).pop(trial, None)
+        if residual is not None:
+            self.residuals = self.residuals.set(trial, residual)
+            self._add(trial, residual)
+        elif before is not None:
+            self.residuals = self.residuals.delete(trial)
+
+    def _add(self, trial: Trial, residual: Residual) -> None:
+        if self._of_kind is not None and residual.is_plausible:
+            self._of_kind.setdefault((trial.model, residual.device_class), {})[trial] = residual.log_ratio_of_sum
+
+
+def remember_warm_ups(
+    world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent], residuals: ResidualsByKind
+) -> WarmUps:
+    """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads.
+    residuals: of the memory; afterwards with what is new."""
+    known, changed = world.memory.measured, set[Trial]()
     for node in sorted(nodes):
         state = world.fleet.nodes.get(node)
         if state is None or not any(each.measured is not None for each in state.observed.values()):
@@ -57,11 +92,11 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             before = known.get(trial)
             # By repr, because NaN (unknown joules) is not equal to itself.
             is_same = before is observed.measured or repr(before) == repr(observed.measured)
-            seen = residuals.get(trial)
+            seen = residuals.residuals.get(trial)
             if is_same and (seen is None or _is_current(seen, world.profiles.get(observed.model))):
                 later = None if seen is None else _with_service(seen, observed.measured, state, observed)
                 if later is not None and later is not seen:
-                    residuals = residuals.set(trial, later)
+                    residuals.put(trial, later)
                     changed.add(trial)
                 continue
             # New, or of an older version, with other operator classes, another roofline or another profile.
@@ -69,29 +104,20 @@ def remember_warm_ups(world: RegionState, nodes: Iterable[str], intents: Mapping
             if is_same and residual is None and seen is not None and seen.is_plausible:
                 continue  # what is known of its load stays, until a receipt says what the device promises
             known = known.set(trial, observed.measured)
-            if residual is not None:
-                ratios = _Ratios(residuals) if ratios is None else ratios
-                gone = _replaced(residuals, ratios, trial, residual)
-                if gone is not None:
-                    changed.add(gone)
-                    if gone in residuals:
-                        ratios.remove(gone, residuals[gone])
-                        residuals = residuals.delete(gone)
-                    residuals = residuals.set(trial, residual)
-                    ratios.add(trial, residual)
-            elif trial in residuals:
-                if ratios is not None:
-                    ratios.remove(trial, residuals[trial])
-                residuals = residuals.delete(trial)
+            gone = trial if residual is None else _replaced(residuals, trial, residual)
+            if gone is not None:
+                changed.add(gone)
+                residuals.put(gone, None)
+                residuals.put(trial, residual)
             changed.add(trial)
     if len(known) > MOST_WARM_UPS:
         order = sorted(known, key=lambda trial: (trial.node not in world.fleet.nodes, trial))
         # More than has to go, so that not every step has to choose.
         for trial in order[MOST_WARM_UPS - MOST_WARM_UPS // 8 :]:
             known = known.delete(trial)
-            residuals = residuals.delete(trial) if trial in residuals else residuals
+            residuals.put(trial, None)
             changed.add(trial)
-    return WarmUps(known, residuals, frozenset(changed))
+    return WarmUps(known, residuals.residuals, frozenset(changed))
 
 
 def _is_current(seen: Residual, profile: ModelProfile | None) -> bool:
@@ -104,32 +130,12 @@ def _with_service(seen: Residual, measured: Measured, state: NodeState, observed
     return with_service(seen, measured, observed.served, is_emulated=device is not None and device.emulated)
 
 
-class _Ratios:
-    """What was measured of each model on each class of devices, where it is plausible: `log_ratio_of_sum` by trial."""
-
-    def __init__(self, residuals: Mapping[Trial, Residual]) -> None:
-        self._of_kind: dict[tuple[str, DeviceClass], dict[Trial, float]] = {}
-        for trial, residual in residuals.items():
-            self.add(trial, residual)
-
-    def of(self, trial: Trial, residual: Residual) -> Mapping[Trial, float]:
-        """Those of the same model and class."""
-        return self._of_kind.get((trial.model, residual.device_class), {})
-
-    def add(self, trial: Trial, residual: Residual) -> None:
-        if residual.is_plausible:
-            self._of_kind.setdefault((trial.model, residual.device_class), {})[trial] = residual.log_ratio_of_sum
-
-    def remove(self, trial: Trial, residual: Residual) -> None:
-        self._of_kind.get((trial.model, residual.device_class), {}).pop(trial, None)
-
-
-def _replaced(residuals: Map[Trial, Residual], ratios: _Ratios, trial: Trial, residual: Residual) -> Trial | None:
+def _replaced(residuals: ResidualsByKind, trial: Trial, residual: Residual) -> Trial | None:
     """Whose place a residual takes: its own, or where enough of its kind are known, that of one of an older version, or
     of the one furthest from it. Thus where a new driver made all devices of a class faster, they all are replaced one
     after the other. None: it teaches nothing."""
-    same = ratios.of(trial, residual)
-    if trial in residuals or len(same) < MOST_OF_A_KIND:
+    same = residuals.ratios_like(trial, residual)
+    if trial in residuals.residuals or len(same) < MOST_OF_A_KIND:
         return trial
     older = [other for other, ratio in same.items() if math.isnan(ratio)]
     if older:
