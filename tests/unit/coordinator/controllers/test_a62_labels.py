@@ -118,7 +118,7 @@ async def test_a62_a_node_of_before_keeps_the_labels_that_it_had(tmp_path: Path)
 
 
 NAMES = st.sampled_from(["site", "trusted", "price", "self.site", "rack-1"])
-LABELS = st.dictionaries(NAMES, st.sampled_from(["a", "b"]))
+LABELS = st.dictionaries(NAMES, st.sampled_from(["1 USD/h", "2 USD/h"]))
 
 
 @given(LABELS, LABELS, st.lists(st.sampled_from(["site", "rack-*", "*"]), max_size=2))
@@ -131,3 +131,15 @@ def test_a62_no_declared_label_changes_a_granted_one(
     assert {name: found[name] for name in grant.labels} == dict(grant.labels)
     if not allowed:
         assert {name for name in found if not name.startswith("self.")} == set(grant.labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("price", "cheap", Code.QUANTITY_INVALID), ("price", "0.4", Code.UNIT_MISSING), ("rtt", "20", Code.UNIT_MISSING)],
+)
+def test_a62_a_granted_quantity_has_its_unit(name: str, value: str, code: Code) -> None:
+    refusal = check_labels({"site": "shop", name: value})
+    assert refusal is not None
+    assert refusal.code is code
+    assert refusal.found.startswith(f"label {name}: ")
+    assert check_labels({"price": "0.40 USD/h", "rtt": "20ms"}) is None

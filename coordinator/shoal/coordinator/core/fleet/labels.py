@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
-from shoal.types.codes import Code, Refusal
+from shoal.policies.resolve import PRICE_LABEL, RTT_LABEL
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import COST, DURATION, parse_quantity
 
 SELF_PREFIX: Final = "self."
 """Prefix of a label that only the node itself declares."""
@@ -24,6 +26,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._/*?-]{0,62}")
 MAX_VALUE_LENGTH: Final = 256
 """Characters of a label's value."""
+_QUANTITIES: Final = {PRICE_LABEL: COST, RTT_LABEL: DURATION}
+"""Labels whose value counts as a quantity, and its dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,12 @@ def check_labels(labels: Mapping[str, str], allowed: Iterable[str] = ()) -> Refu
                 f"up to {MAX_VALUE_LENGTH} printable characters",
                 "choose another value",
             )
+        if name in _QUANTITIES:
+            # Without a number that counts, each bound of cost or latency would exclude the node, and nobody told why.
+            try:
+                parse_quantity(value, _QUANTITIES[name])
+            except ShoalError as error:
+                return replace(error.refusal, found=f"label {name}: {error.refusal.found}")
     for pattern in patterns:
         if _PATTERN.fullmatch(pattern) is None:
             return Refusal(
