@@ -187,6 +187,12 @@ def _position(mark: Any) -> Position:
     return Position(mark.line + 1, mark.column + 1)
 
 
+def _has_tab(text: str, position: Position) -> bool:
+    """Whether a tab stands there, which YAML does not take for indentation."""
+    lines = text.split("\n", position.line)
+    return position.line <= len(lines) and lines[position.line - 1][position.column - 1 :].startswith("\t")
+
+
 class _Composer:
     """Composes nodes from events, and checks every limit as the events arrive."""
 
@@ -203,8 +209,13 @@ class _Composer:
             yield from self._stream()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
+            position = _position(mark) if mark else Position(1, 1)
+            if _has_tab(text, position):
+                raise _ParseError(
+                    position, Code.YAML_INVALID, "a tab", "spaces for indentation", "replace each tab by spaces"
+                ) from error
             raise _ParseError(
-                _position(mark) if mark else Position(1, 1),
+                position,
                 Code.YAML_INVALID,
                 " ".join(part for part in (error.context, error.problem) if part),
                 "YAML 1.2",

@@ -161,3 +161,9 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     assert found == {"from": value}
     assert isinstance(found, dict)
     assert type(found["from"]) is type(value)
+
+
+def test_a46_a_tab_is_called_a_tab() -> None:
+    (problem,) = parse("tab.yaml", "a: b\nc:\n\td: 1\n").problems
+    assert (problem.refusal.code, problem.refusal.found) == (Code.YAML_INVALID, "a tab")
+    assert (problem.line, problem.column) == (3, 1)
