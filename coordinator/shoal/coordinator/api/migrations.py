@@ -156,7 +156,8 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
             return Refusal(wait.code, wait.reason) if wait is not None else None
         case ShiftingState(step=step):
             share, left = migration.rule.steps[step], len(migration.rule.steps) - step - 1
-            return Refusal(Code.WAITING_FOR_SHIFT, f"{share:.0%} of the requests are held, {left} steps to go")
+            to_go = f"{left} step{'' if left == 1 else 's'} to go" if left else "the last step"
+            return Refusal(Code.WAITING_FOR_SHIFT, f"{share:.0%} of the requests are held, {to_go}")
         case DrainingState():
             return Refusal(Code.WAITING_FOR_DRAIN, f"{migration.source.where} finishes what it has")
         case RollingBackState(refusal=refusal) | ReturningState(refusal=refusal) | AbortedState(refusal=refusal):

@@ -68,7 +68,8 @@ def movable_replica(
     if not free:
         names = ", ".join(sorted({bound[one.id] for _, one in mine}))
         found = f"{key} moves already: {names}"
-        return MoveObstacle(Refusal(Code.CONFLICT, found, "a replica that does not", "wait for its end"))
+        remedy = "wait for its end, or let this move wait for it: shoal migrate --queue"
+        return MoveObstacle(Refusal(Code.CONFLICT, found, "a replica that does not", remedy))
     away = [each for each in free if not is_there(each, aim)]
     if not away:
         found = f"{key} is on {free[0][0]}/{free[0][1].device} already"
