@@ -90,7 +90,11 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "status": (("shoal status", "status 1 if something is not well"),),
     "top": (("shoal top", "1 to 6: tables, Enter: one row, q: end"),),
     "describe": (("shoal describe workload reader", ""), ("shoal describe node edge-npu", "")),
-    "explain": (("shoal explain reader", ""), ("shoal explain reader -o wide", "with the terms of each score")),
+    "explain": (
+        ("shoal explain reader", ""),
+        ("shoal explain reader -o wide", "with the terms of each score"),
+        ("shoal explain MEMORY_SHORT", "what a code means"),
+    ),
     "events": (("shoal events", "the last 50"), ("shoal events -w --limit 5", "and those to come")),
     "trace": (("shoal trace m-0123456789ab", "a migration"), ("shoal trace TRACE -o wide", "with all attributes")),
     "logs": (("shoal logs edge-npu --tail 20", ""), ("shoal logs -f", "the coordinator's, as they come")),

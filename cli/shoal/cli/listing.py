@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from shoal.cli import jsonpath
 from shoal.cli.options import SINGULAR
@@ -65,6 +66,9 @@ class OutputFormat(click.ParamType[str]):
         if value in self.FORMS or value.startswith("jsonpath="):
             return value
         return self.fail(f"{value!r:.80} is none of {', '.join(self.FORMS)}, jsonpath=EXPRESSION", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(each) for each in (*self.FORMS, "jsonpath=") if each.startswith(incomplete)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return "FORMAT"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from shoal.cli.names import CONTEXT
+from shoal.cli.names import CONTEXT, complete_names
 from shoal.cli.wrong_word import WrongWord
 from shoal.client.contexts import Context, Contexts
 from shoal.types.codes import Code, refuse
@@ -84,7 +84,15 @@ class ResourceKinds(click.ParamType[str]):
         return ",".join(dict.fromkeys(found))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(kind) for kind in self._kinds if kind.startswith(incomplete)]
+        before, _, last = incomplete.rpartition(",")
+        before += "," if before else ""
+        word, slash, name = last.partition("/")
+        if slash:
+            with suppress(WrongWord):
+                return complete_names(ctx, (self._plural(word, ctx),), name, f"{before}{word}/")
+            return []
+        kinds = (*self._kinds, "all") if self._has_all and not before else self._kinds
+        return [CompletionItem(before + kind) for kind in kinds if kind.startswith(last)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         return "KIND"

@@ -49,7 +49,7 @@ GROUPS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb("dashboard", "the region in a browser, live"),
         Verb("get", "list nodes, devices, models, workloads, placements"),
         Verb("describe", "everything about one thing"),
-        Verb("explain", "why a workload is where it is, or nowhere"),
+        Verb("explain", "why a workload is where it is; what a code means"),
         Verb("events", "what happened, and what happens"),
         Verb("trace", "where the time of a request, move or trade went"),
         Verb("logs", "a node's log, or the coordinator's"),

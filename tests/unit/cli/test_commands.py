@@ -22,6 +22,7 @@ from shoal.client import Context, Contexts, RegionClient
 from shoal.client.transfers import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
+from shoal.types.code_help import CODE_HELP
 from shoal.types.codes import Code, ShoalError
 from shoal.types.identity import check_name
 from shoal.v1 import nouns_pb2, operator_pb2
@@ -144,6 +145,16 @@ def test_the_version_is_told_without_a_region(tmp_path: Path) -> None:
     assert (told["client"], told["region"]) == (done.stdout.split()[1], None)
 
 
+def test_a_code_is_explained_without_a_region(tmp_path: Path) -> None:
+    done = run("explain", "MEMORY_SHORT", "-o", "json", home=tmp_path)
+    assert done.returncode == 0
+    help_text = CODE_HELP[Code.MEMORY_SHORT]
+    assert json.loads(done.stdout) == {"code": "MEMORY_SHORT", "cause": help_text.cause, "cure": help_text.cure}
+    wrong = run("explain", "MEMORY_SHRT", home=tmp_path)
+    assert wrong.returncode == 255
+    assert "try: shoal explain MEMORY_SHORT (USAGE)" in wrong.stderr
+
+
 def test_a_file_without_documents_is_no_valid_one(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     done = run("validate", str(tmp_path / "empty.yaml"), home=tmp_path)
@@ -254,6 +265,9 @@ def test_a_shell_gets_kinds_contexts_and_names_of_the_region(tmp_path: Path, mon
             nodes = [nouns_pb2.Node(name=name) for name in ("edge-npu", "edge-2", "shop")]
             return operator_pb2.GetReply(nodes=[operator_pb2.NodeView(node=node) for node in nodes])
 
+        def federation(self) -> operator_pb2.FederationView:
+            return operator_pb2.FederationView(members=[operator_pb2.MemberView(region="shore")])
+
     monkeypatch.setattr("shoal.client.RegionClient", Region)
 
     def complete(*words: str) -> list[str]:
@@ -268,7 +282,16 @@ def test_a_shell_gets_kinds_contexts_and_names_of_the_region(tmp_path: Path, mon
     assert complete("get", "node", "edge") == ["edge-npu", "edge-2"]
     assert complete("drain", "") == ["edge-npu", "edge-2", "shop"]
     assert ("", "nodes") in asked
+    assert complete("get", "no/edge-n") == ["no/edge-npu"]
+    assert complete("get", "devices,no") == ["devices,nodes"]
+    assert complete("get", "a") == ["agreements", "all"]
+    assert complete("migrate", "reader", "--to", "s") == ["shop", "shore"]
+    assert complete("get", "nodes", "-o", "js") == ["json", "jsonpath="]
     monkeypatch.setattr(Region, "get", lambda *_: 1 / 0)
+    monkeypatch.setattr(Region, "federation", lambda *_: 1 / 0)
+    assert complete("get", "no/") == []
+    assert complete("get", "nonsense/") == []
+    assert complete("migrate", "reader", "--to", "s") == []
     assert complete("drain", "e") == []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import click
 
-from shoal.cli.names import NODE, TARGET, WORKLOAD
+from shoal.cli.names import MIGRATION, NODE, TARGET, WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import QUEUED, is_over, refusal_of, show_migration, stage_line
@@ -33,7 +33,13 @@ REPLACEMENT_POLLS = 600
     help="Where it is refused only for now (no room, another move, a node that is not ready), let it wait, for an hour "
     "at most.",
 )
-@click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead, also one that waits.")
+@click.option(
+    "--cancel",
+    default="",
+    type=MIGRATION,
+    metavar="MIGRATION",
+    help="Take this move back instead, also one that waits.",
+)
 @click.option("--watch", is_flag=True, help="Say how it goes, and return when it is over.")
 @tenant
 @connection
