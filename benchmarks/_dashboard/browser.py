@@ -228,7 +228,8 @@ class DashboardWindows:
             opening = PageOpening(drawn_ms, *cpu, load.travelled / 1e3, load.expanded / 1e3, load.rows)
         (figures.cold if is_first else figures.warm)[name] = opening
         return (
-            f"{opening.drawn_ms:.0f} ms ({opening.cpu_ms:.0f} of processors), {opening.travelled_kb:.0f} kB, "
+            f"{opening.drawn_ms:.0f} ms ({opening.cpu_ms:.0f} of processors), {opening.expanded_kb:.0f} kB, "
+            f"{opening.travelled_kb:.0f} as they travelled, "
             f"{opening.rows} rows{', nobody read before' if is_first else ''}"
         )
 
