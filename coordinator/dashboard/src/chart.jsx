@@ -35,14 +35,19 @@ export function Timeline({ charts, of, bound }) {
     return () => { over = true; clearTimeout(timer); };
   }, [of?.name, of?.tenant, day]);
   const byName = new Map((told?.series ?? []).map((each) => [each.figure, each.values ?? []]));
+  const isKnown = (each) => knownOf(byName.get(each.figure)).length > 1;
+  const shown = told ? charts.filter(isKnown) : charts, lacking = charts.filter((each) => !shown.includes(each));
   return (
     <Panel title={day ? "The last day" : "The last hour"} wide side={<div class="seg" role="group" aria-label="Time"><button aria-pressed={!day} onClick={() => setDay(false)}>hour</button><button aria-pressed={day} onClick={() => setDay(true)}>day</button></div>}>
       <div class="charts">
-        {charts.map((each) => <Chart key={each.figure} {...each} bound={each.figure === "latency_p95_s" ? bound : undefined} start={told?.start_at} step={told?.step_s} values={byName.get(each.figure)} />)}
+        {shown.map((each) => <Chart key={each.figure} {...each} bound={each.figure === "latency_p95_s" ? bound : undefined} start={told?.start_at} step={told?.step_s} values={byName.get(each.figure)} />)}
       </div>
+      {lacking.length ? <p class="more muted">Not known of this time: {lacking.map((each) => each.name.toLowerCase()).join(", ")}.</p> : null}
     </Panel>
   );
 }
+
+const knownOf = (values) => (values ?? []).filter((v) => v !== null && v !== undefined);
 
 function Chart({ name, show, values: all, start: begins, step, top, bound }) {
   const place = useRef(null), drawn = useRef(null);
@@ -51,7 +56,7 @@ function Chart({ name, show, values: all, start: begins, step, top, bound }) {
   const first = Math.max(0, Math.min((all ?? []).findIndex((v) => v !== null && v !== undefined), (all ?? []).length - 600 / (step || 10)));
   const values = useMemo(() => all?.slice(first), [all, first]);
   const start = begins + first * step;
-  const known = (values ?? []).filter((v) => v !== null && v !== undefined);
+  const known = knownOf(values);
   useEffect(() => {
     if (!place.current || known.length < 2) return undefined;
     const draw = () => {
@@ -86,7 +91,7 @@ function Chart({ name, show, values: all, start: begins, step, top, bound }) {
   return (
     <figure class="chart">
       <figcaption><span>{name}</span> <b class="num">{show(shown)}</b> <span class="muted num">{at !== null && start ? clock(start + at * step) : known.length ? `highest ${show(Math.max(...known))}` : ""}</span></figcaption>
-      {known.length < 2 ? <p class="empty">{values ? "Nothing is known of this time." : ""}</p> : <div class="plot" ref={place} aria-hidden="true" />}
+      {known.length < 2 ? <p class="empty" /> : <div class="plot" ref={place} aria-hidden="true" />}
     </figure>
   );
 }

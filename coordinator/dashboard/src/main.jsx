@@ -15,13 +15,13 @@ import { Traces } from "./pages/traces.jsx";
 import { ICONS } from "./icons.jsx";
 
 const PAGES = {
-  "": { name: "Overview", key: "o", show: Overview, tables: ["nodes", "devices", "workloads", "placements", "migrations", "events", "figures"] },
+  "": { name: "Overview", key: "o", show: Overview, tables: ["node_states", "devices", "workloads", "places", "migrations", "latest_events", "figures"] },
   fleet: { name: "Fleet", key: "f", show: Fleet, tables: ["nodes", "devices", "placements"] },
-  workloads: { name: "Workloads", key: "w", show: (props) => (props.path.length > 1 ? <WorkloadPage {...props} /> : <Workloads />), tables: ["workloads", "placements", "migrations", "events", "figures"] },
+  workloads: { name: "Workloads", key: "w", show: (props) => (props.path.length > 1 ? <WorkloadPage {...props} /> : <Workloads />), tables: ["workloads", "figures"], list: ["places"], one: ["placements", "migrations", "events", "agreements"] },
   migrations: { name: "Migrations", key: "m", show: Migrations, tables: ["migrations"] },
   federation: { name: "Federation", key: "r", show: Federation, tables: ["regions", "agreements", "events"] },
   events: { name: "Events", key: "e", show: Events, tables: ["events"] },
-  plan: { name: "What if", key: "p", show: Plan, tables: ["workloads", "nodes", "devices", "regions"] },
+  plan: { name: "What if", key: "p", show: Plan, tables: ["workloads", "devices", "regions"] },
   traces: { name: "Traces", key: "t", show: Traces, tables: ["migrations", "events"] },
 };
 
@@ -34,22 +34,27 @@ function App() {
   const [path, setPath] = useState(pathOf);
   useEffect(() => {
     onLoggedOut(() => { stop(); setWho(null); });
-    begin().then(setWho, () => setWho(null));
-    const moved = () => { setPath(pathOf()); scrollTo(0, 0); };
+    const enter = () => begin().then(setWho, () => setWho(null));
+    enter();
+    // A link that is opened in a window that shows this page already changes only the part after #.
+    const moved = () => { if (linkOf()) enter(); setPath(pathOf()); scrollTo(0, 0); };
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
   const page = PAGES[path[0]] ?? PAGES[""];
-  useEffect(() => { if (who) follow(page.tables); }, [who, page]);
+  const isOne = path.length > 1;
+  useEffect(() => { if (who) follow([...page.tables, ...((isOne ? page.one : page.list) ?? [])]); }, [who, page, isOne]);
   useEffect(() => { document.title = `${page.name} · ${who?.region ?? "Shoal"}`; document.getElementById("main")?.focus({ preventScroll: true }); }, [page, who]);
   if (who === undefined) return <p class="loading">Logging in…</p>;
   if (who === null) return <Login />;
   return <Frame who={who} page={page} path={path} />;
 }
 
+const linkOf = () => /^#link=([\w-]+)$/.exec(location.hash)?.[1];
+
 /** Uses a one-time link, which then leaves the address bar, and tells who is logged in. */
 async function begin() {
-  const link = /^#link=([\w-]+)$/.exec(location.hash)?.[1];
+  const link = linkOf();
   if (link) {
     history.replaceState(null, "", location.pathname);
     await fetch("/api/v1/login", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ link }) });

@@ -63,8 +63,8 @@ export const Waiting = () => <p class="empty" aria-busy="true">Waiting for the c
 
 const SHOWN = 150;
 
-/** most: rows that are shown until one asks for more. columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone"), has (shown only if that is so of a row)}. */
-export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRow, most: shown = SHOWN }) {
+/** most: rows that are shown until one asks for more. stack: on a phone each row is a block, a line for each cell. columns: {name, cell, key (to sort by), end (right-aligned), hide ("phone"), has (shown only if that is so of a row)}. */
+export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRow, most: shown = SHOWN, stack }) {
   const [by, setBy] = useState(sort ?? { at: 0, down: false });
   const [most, setMost] = useState(shown);
   const sorted = useMemo(() => {
@@ -80,7 +80,7 @@ export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRo
   return (
     <>
       <div class="scroll" tabIndex={0} role="region" aria-label={label}>
-        <table>
+        <table class={stack ? "stack" : undefined}>
           <thead>
             <tr>
               {columns.map((column, at) => lacking[at] ? null : (
@@ -99,7 +99,7 @@ export function Table({ label, rows, columns, keyOf, sort, empty = "None.", onRo
               <tr key={keyOf(row)} class={onRow?.(row)}>
                 {columns.map((column, at) => lacking[at] ? null : at === 0
                   ? <th key={column.name} scope="row" class={cls(column)}>{column.cell(row)}</th>
-                  : <td key={column.name} class={cls(column)}>{column.cell(row)}</td>)}
+                  : <td key={column.name} class={cls(column)} data-name={stack ? column.name : undefined}>{column.cell(row)}</td>)}
               </tr>
             ))}
           </tbody>

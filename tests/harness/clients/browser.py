@@ -99,3 +99,11 @@ class DashboardPage:
             f"{each['id']}: {'; '.join(' '.join(map(str, node['target'])) for node in each['nodes'])}"
             for each in found.response["violations"]
         ]
+
+    def violations_in_the_dark(self) -> list[str]:
+        """As `violations`, of the same page in dark colours, for whoever has it in light ones."""
+        self.page.emulate_media(color_scheme="dark")
+        try:
+            return self.violations()
+        finally:
+            self.page.emulate_media(color_scheme="light")

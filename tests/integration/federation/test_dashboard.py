@@ -20,9 +20,16 @@ def test_the_federation_is_shown_with_an_agreement_and_its_negotiation(neighbour
             assert {"SOLICITED", "BID", "AWARDED", "GRANTED"} <= set(
                 window.page.locator(".move code").all_inner_texts()
             ), "from what was asked to what came of it"
+            assert window.has_text("no place at home fits"), "why it was asked, in words"
             assert window.violations() == []
-            assert window.complaints == []
+            assert window.violations_in_the_dark() == []
             window.go("workloads/default/abroad", "abroad")
             window.page.get_by_text("home-2 runs it").first.wait_for()
+            where = window.page.locator(".panel", has=window.page.get_by_role("heading", name="Where it runs"))
+            where.get_by_text(agreement.agreement).wait_for()
+            assert "region home-2" in where.inner_text()
+            assert window.violations() == []
+            assert window.violations_in_the_dark() == []
+            assert window.complaints == []
     finally:
         delete_delegated(neighbourhood, "abroad")

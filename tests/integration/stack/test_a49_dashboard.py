@@ -78,7 +78,21 @@ def test_a_used_or_guessed_link_logs_nobody_in(browser: Browser, window: Dashboa
         again.page.get_by_text("Nobody is logged in here").wait_for()
         assert "link=" not in again.page.url, "what it says must not stay in the address"
         assert again.violations() == []
+        assert again.violations_in_the_dark() == []
         assert {each.split()[0] for each in again.complaints if each[0].isdigit()} == {"401"}
+        again.context.close()
+
+
+def test_a_link_that_is_opened_where_nobody_is_logged_in_any_more_logs_in(
+    browser: Browser, one_workload: DevStack
+) -> None:
+    """The browser loads nothing anew: only the part after # is another."""
+    with dashboard_link(one_workload) as link:
+        again = DashboardPage(browser)
+        again.page.goto(link.partition("/#")[0])
+        again.page.get_by_text("Nobody is logged in here").wait_for()
+        again.log_in(link)
+        assert "link=" not in again.page.url
         again.context.close()
 
 
@@ -104,6 +118,14 @@ def test_a_migration_is_seen_from_its_start_to_its_end(window: DashboardPage, on
     assert len(stages) > 1, "shown while it went on"
     assert window.has_text("Before and after")
     assert window.page.locator("h1").inner_text().startswith("seen")
+    compared = window.page.get_by_role("region", name="Compared outputs")
+    assert "cosine" in compared.inner_text(), "by how much the answers differ, and how much they may"
+    assert window.violations() == []
+    assert window.violations_in_the_dark() == []
+    window.go(f"traces/{move.id}", "Traces")
+    window.page.get_by_role("region", name="Spans").wait_for()
+    assert window.violations() == []
+    assert window.violations_in_the_dark() == []
 
 
 def test_a_plan_of_pasted_documents_is_shown_and_changes_nothing(window: DashboardPage, one_workload: DevStack) -> None:

@@ -1,6 +1,7 @@
 import { useMemo } from "preact/hooks";
 import { ask, useTable, live } from "../live.js";
 import { ago, bytes, clock, digits, money, percent, plural, seconds, span, whole } from "../format.js";
+import { messageOf } from "./events.jsx";
 import { Empty, Link, Panel, Reason, Refused, StandIn, State, Table, useAsked, Workload, Waiting } from "../parts.jsx";
 
 export function Federation() {
@@ -14,7 +15,7 @@ export function Federation() {
       {own.federation ? <Panel title="Regions and agreements"><Map own={own.name} members={members} agreements={agreements} /></Panel> : <Empty>{own.name} is in no federation: shoal federation join</Empty>}
       <div class="grid">
         <Panel title="Regions" wide>
-          <Table label="Regions" rows={members} keyOf={(row) => row.region} empty="None." columns={[
+          <Table stack label="Regions" rows={members} keyOf={(row) => row.region} empty="None." columns={[
             { name: "Region", key: (row) => row.region, cell: (row) => <>{row.region}{row.region === own.name ? <span class="tag">this one</span> : null}</> },
             { name: "Distance", end: true, key: (row) => row.rtt_s ?? 0, cell: (row) => (row.region === own.name ? "–" : seconds(row.rtt_s)) },
             { name: "Trust", end: true, key: (row) => row.trust, cell: (row) => digits(row.trust) },
@@ -24,17 +25,17 @@ export function Federation() {
           ]} />
         </Panel>
         <Panel title="Agreements" wide>
-          <Table label="Agreements" rows={agreements} keyOf={(row) => `${row.side}/${row.agreement}`} empty="Nothing runs for another region, and nothing elsewhere." columns={[
+          <Table stack label="Agreements" rows={agreements} keyOf={(row) => `${row.side}/${row.agreement}`} empty="Nothing runs for another region, and nothing elsewhere." columns={[
             { name: "Agreement", key: (row) => row.agreement, cell: (row) => <code>{row.agreement}</code> },
             { name: "Workload", cell: (row) => <Workload of={{ tenant: row.workload?.tenant ?? "default", name: row.workload?.name }} /> },
-            { name: "Side", key: (row) => row.side, cell: (row) => (row.side === "origin" ? <>runs at <b>{row.counterpart}</b></> : <>for <b>{row.counterpart}</b></>) },
+            { name: "Side", key: (row) => row.side, cell: (row) => <>{row.side === "origin" ? "runs at" : "for"} <b>{row.counterpart}</b> <StandIn is={row.offer?.stand_in} /></> },
             { name: "State", key: (row) => row.state, cell: (row) => <><State is={row.state} /> {row.service ? <State is={row.service} /> : null}</> },
             { name: "Promised p95", end: true, cell: (row) => seconds(row.offer?.latency_p95_s) },
             { name: "Delivered p95", end: true, cell: (row) => seconds(row.delivered?.latency_p95_s) },
             { name: "Requests", end: true, hide: "phone", cell: (row) => whole(row.delivered?.requests ?? 0) },
             { name: "Cost", end: true, hide: "phone", cell: (row) => money(row.offer?.cost) },
             { name: "Lease", end: true, hide: "phone", cell: (row) => span(row.lease_s ?? 0) },
-            { name: "Reason", grow: true, cell: (row) => <><Reason of={row.reason} /> <StandIn is={row.offer?.stand_in} /></> },
+            { name: "Reason", grow: true, has: (row) => row.reason?.code, cell: (row) => <Reason of={row.reason} /> },
           ]} />
         </Panel>
         <Panel title="Negotiations" wide><Negotiations events={events ?? []} /></Panel>
@@ -54,7 +55,8 @@ function Map({ own, members, agreements }) {
     const away = 0.55 + 0.45 * Math.sqrt((each.rtt_s ?? far) / far);
     return { each, x: centre.x + Math.cos(turn) * (others.length === 1 ? 280 : width / 2 - 75) * away, y: centre.y + Math.sin(turn) * (height / 2 - 38) * away };
   });
-  const said = `${own} and ${plural(others.length, "other region")}: ${others.map((each) => `${each.region}, ${seconds(each.rtt_s)} away`).join("; ")}.`;
+  const runs = agreements.map((one) => (one.side === "origin" ? `${one.workload?.name} runs at ${one.counterpart}` : `${one.workload?.name} of ${one.counterpart} runs here`));
+  const said = `${own} and ${plural(others.length, "other region")}: ${others.map((each) => `${each.region}, ${seconds(each.rtt_s)} away`).join("; ")}. ${runs.join("; ")}`.trim();
   return (
     <svg class={`map ${others.length < 3 ? "few" : ""}`} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={said}>
       {places.map(({ each, x, y }) => {
@@ -65,7 +67,7 @@ function Map({ own, members, agreements }) {
           <g key={each.region}>
             <line x1={centre.x} y1={centre.y} x2={x} y2={y} class={here.length ? "deal" : ""} stroke-width={1 + Math.min(5, here.length)} />
             <text x={mid.x} y={mid.y - 6} class="small">{seconds(each.rtt_s)}</text>
-            {here.length ? <text x={mid.x} y={mid.y + 14} class="small strong">{[out.length ? `${out.length} out` : "", into.length ? `${into.length} in` : ""].filter(Boolean).join(", ")}</text> : null}
+            {here.length ? <text x={mid.x} y={mid.y + 14} class="small strong">{[out.length ? `${out.length} there` : "", into.length ? `${into.length} here` : ""].filter(Boolean).join(", ")}</text> : null}
           </g>
         );
       })}
@@ -114,7 +116,7 @@ function Negotiations({ events }) {
         <ol class="list">
           {each.lines.map((line) => {
             const { region, terms } = partsOf(line);
-            return <li key={line.sequence}><time class="muted num">{clock(line.at)}</time> <code>{line.code}</code> {region ? <b>{region}</b> : null} {line.code === "SOLICITED" || line.code === "NO_BID" ? line.message : terms}{winner && region === winner && line.code === "BID" ? <span class="tag">won</span> : null}</li>;
+            return <li key={line.sequence}><time class="muted num">{clock(line.at)}</time> <code>{line.code}</code> {region ? <b>{region}</b> : null} {line.code === "SOLICITED" || line.code === "NO_BID" ? messageOf(line) : terms}{winner && region === winner && line.code === "BID" ? <span class="tag">won</span> : null}</li>;
           })}
         </ol>
       </article>
@@ -131,7 +133,7 @@ function partsOf(line) {
 function Bids({ entries }) {
   const rows = entries?.filter((each) => ["offered", "countered", "declined", "awarded", "granted", "released", "expired"].includes(each.what)) ?? null;
   return (
-    <Table label="Bids" rows={rows} keyOf={(row) => row.sequence} sort={{ at: 0, down: true }} empty="Nothing was bid and nothing awarded." columns={[
+    <Table stack label="Bids" rows={rows} keyOf={(row) => row.sequence} sort={{ at: 0, down: true }} empty="Nothing was bid and nothing awarded." columns={[
       { name: "When", key: (row) => row.sequence, down: true, cell: (row) => ago(row.at) },
       { name: "What", key: (row) => row.what, cell: (row) => <State is={row.what} tone={row.what === "granted" ? "good" : ["declined", "expired"].includes(row.what) ? "warn" : "calm"} /> },
       { name: "With", key: (row) => row.counterpart, cell: (row) => row.counterpart },

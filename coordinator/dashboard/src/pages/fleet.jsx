@@ -34,7 +34,7 @@ export function HeatMap({ devices }) {
               const share = heat.of(each, top);
               const level = share === undefined ? "none" : Math.max(0, Math.min(9, Math.floor(share * 10)));
               return <a key={`${each.node}/${each.name}`} tabIndex={-1} href={`#/fleet/${each.node}`} class={`tile h${level} ${each.live === "ready" ? "" : "down"} ${each.runs ? "runs" : ""} ${each.stand_in ? "stand" : ""}`}
-                title={`${each.node}/${each.name}: ${each.product}${each.stand_in ? ` (${each.stand_in})` : ""}, ${share === undefined ? "unknown" : heat.show(each)}${each.runs ? `, runs ${each.runs.length}` : ""}`} />;
+                title={`${each.node}/${each.name}: ${each.product}${each.stand_in ? ` (${each.stand_in})` : ""}, ${share === undefined ? "unknown" : heat.show(each)}${each.runs ? `, runs ${each.runs}` : ""}`} />;
             })}</div>
           </div>
         ))}
@@ -91,7 +91,7 @@ export function Devices({ rows }) {
       { name: "Heat", end: true, hide: "phone", key: (row) => row.heat, down: true, cell: (row) => (row.heat === undefined ? "–" : `${digits(row.heat)} °C`) },
       { name: "Power", end: true, hide: "phone", key: (row) => row.watts, down: true, cell: (row) => watts(row.watts) },
       { name: "Cost", end: true, hide: "phone", key: (row) => row.cost, down: true, cell: (row) => money(row.cost) },
-      { name: "Runs", end: true, key: (row) => row.runs?.length ?? 0, down: true, cell: (row) => whole(row.runs?.length ?? 0) },
+      { name: "Runs", end: true, key: (row) => row.runs ?? 0, down: true, cell: (row) => whole(row.runs ?? 0) },
     ]} />
   );
 }

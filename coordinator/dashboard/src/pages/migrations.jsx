@@ -42,15 +42,15 @@ export function Migrations({ path }) {
       <h1>Migrations <span class="muted">{plural(under.length, "move")} under way</span></h1>
       {under.length ? <Panel title="Under way">{under.map((move) => <MoveRow key={move.id} move={move} />)}</Panel> : null}
       <Panel title="All that are kept" side={filter}>
-        <Table label="Migrations" rows={found} keyOf={(row) => row.id} sort={{ at: 0, down: true }} empty="Nothing has moved yet: shoal migrate WORKLOAD --to NODE" columns={[
-          { name: "When", key: (row) => row.stages?.[0]?.at ?? 0, down: true, cell: (row) => <Link to={`migrations/${row.id}`}>{ago(row.stages?.[0]?.at)}</Link> },
+        <Table stack label="Migrations" rows={found} keyOf={(row) => row.id} sort={{ at: 0, down: true }} empty="Nothing has moved yet: shoal migrate WORKLOAD --to NODE" columns={[
+          { name: "Began", key: (row) => row.stages?.[0]?.at ?? 0, down: true, cell: (row) => <Link to={`migrations/${row.id}`}>{ago(row.stages?.[0]?.at)}</Link> },
           { name: "Workload", key: (row) => row.workload?.name, cell: (row) => <Workload of={{ tenant: row.workload?.tenant ?? "default", name: row.workload?.name }} /> },
           { name: "Stage", key: (row) => row.stage, cell: (row) => <State is={row.stage} /> },
           { name: "From", cell: (row) => <>{placeName(row.source)} <StandIn is={row.source?.stand_in} /></> },
           { name: "To", cell: (row) => <>{row.target ? placeName(row.target) : row.to} <StandIn is={row.target?.stand_in} /></> },
           { name: "Cause", hide: "phone", key: (row) => row.cause, cell: (row) => row.cause },
           { name: "Took", end: true, hide: "phone", cell: (row) => (row.stages?.length > 1 ? span(row.stages.at(-1).at - row.stages[0].at) : "–") },
-          { name: "Reason", grow: true, cell: (row) => <Reason of={row.reason} /> },
+          { name: "Reason", grow: true, has: (row) => row.reason?.code, cell: (row) => <Reason of={row.reason} /> },
         ]} />
       </Panel>
     </>
@@ -63,7 +63,7 @@ function MovePage({ move, id }) {
   return (
     <>
       <p class="crumbs"><Link to="migrations">Migrations</Link></p>
-      <h1>{move.workload?.name} <span class="muted">{placeName(move.source)} → {move.target ? placeName(move.target) : move.to}</span> <State is={move.stage} /></h1>
+      <h1>{move.workload?.name} <span class="muted">{placeName(move.source)} <StandIn is={move.source?.stand_in} /> → {move.target ? placeName(move.target) : move.to} <StandIn is={move.target?.stand_in ?? move.to_stand_in} /></span> <State is={move.stage} /></h1>
       <p>{move.why ? `${move.why}. ` : ""}<span class="muted">cause: {move.cause}, by {move.actor} · <Link to={`traces/${move.id}`}>trace</Link></span></p>
       {move.reason?.code ? <p><Reason of={move.reason} more /></p> : null}
       <Track move={move} />
@@ -77,7 +77,7 @@ function MovePage({ move, id }) {
           {before || came ? (
             <Table label="Before and after" rows={[
               ["p95 at the worker", "latency_p95_s", seconds], ["energy of an inference", "joules", joules], ["cost", "cost_usd_per_h", money], ["carbon", "carbon_g_per_h", carbon],
-            ]} keyOf={(row) => row[0]} columns={[
+            ].filter(([, figure]) => [before, hoped, came].some((each) => each?.[figure] !== undefined))} keyOf={(row) => row[0]} columns={[
               { name: "Figure", cell: (row) => row[0] },
               { name: "Before", end: true, cell: (row) => row[2](before?.[row[1]]) },
               { name: "Expected", end: true, cell: (row) => row[2](hoped?.[row[1]]) },
@@ -88,7 +88,7 @@ function MovePage({ move, id }) {
         </Panel>
         <Panel title="Guard">
           {move.readings?.length ? (
-            <Table label="Guard readings" rows={move.readings.map((each, at) => ({ ...each, at }))} keyOf={(row) => row.at} columns={[
+            <Table stack label="Guard readings" rows={move.readings.map((each, at) => ({ ...each, at }))} keyOf={(row) => row.at} columns={[
               { name: "Share", cell: (row) => percent(row.share) },
               { name: "Held", end: true, cell: (row) => span(row.held_s) },
               { name: "Old p95", end: true, cell: (row) => seconds(row.source?.latency_p95_s) },
@@ -104,13 +104,25 @@ function MovePage({ move, id }) {
   );
 }
 
+/** What an answer was compared with, in words. */
+const AGAINST = { source: "what the old replica answers", reference: "the reference answers" };
+
 function Verdict({ of, sum }) {
   if (!of) return <Empty>No answers were compared.</Empty>;
   return (
-    <dl class="facts">
-      {Object.entries(of).filter(([, value]) => typeof value !== "object").map(([name, value]) => <div key={name}><dt>{name.replace(/_/g, " ")}</dt><dd>{typeof value === "number" ? digits(value) : String(value)}</dd></div>)}
-      {(of.outputs ?? []).map((each) => <div key={each.name ?? each.output}><dt>{each.name ?? each.output}</dt><dd>{Object.entries(each).filter(([k, v]) => typeof v === "number").map(([k, v]) => `${k.replace(/_/g, " ")} ${digits(v)}`).join(", ")}</dd></div>)}
-      {sum ? <div><dt>in the audit log as</dt><dd><code>{sum.slice(0, 16)}</code></dd></div> : null}
-    </dl>
+    <>
+      <p><State is={of.passed ? "passed" : "failed"} /> {plural(of.samples ?? 0, `${of.inputs ?? ""} input`.trim())}, against {AGAINST[of.against] ?? of.against}</p>
+      {of.code ? <p><Reason of={{ code: of.code, found: of.reason }} /></p> : null}
+      {of.drifts?.length ? (
+        <Table stack label="Compared outputs" rows={of.drifts} keyOf={(row) => `${row.output}/${row.metric}`} columns={[
+          { name: "Output", cell: (row) => row.output },
+          { name: "Measure", cell: (row) => <code>{row.metric}</code> },
+          { name: "Bound", end: true, cell: (row) => digits(row.bound ?? 0, 4) },
+          { name: "Worst", end: true, cell: (row) => digits(row.worst ?? 0, 4) },
+          { name: "Outcome", cell: (row) => <State is={row.passed ? "passed" : "failed"} /> },
+        ]} />
+      ) : null}
+      {sum ? <p class="more muted">in the audit log as <code title={sum}>{sum.slice(0, 16)}</code></p> : null}
+    </>
   );
 }

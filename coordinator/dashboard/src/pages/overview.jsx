@@ -8,14 +8,14 @@ import { EventList } from "./events.jsx";
 import { HeatMap } from "./fleet.jsx";
 
 export function Overview() {
-  const [nodes, devices, workloads, placements, moves, events] =
-    ["nodes", "devices", "workloads", "placements", "migrations", "events"].map(useTable);
-  const placed = usePlaced(placements);
-  if (!nodes || !workloads || !devices || !placements) return <Waiting />;
+  const [nodes, devices, workloads, places, moves, events] =
+    ["node_states", "devices", "workloads", "places", "migrations", "latest_events"].map(useTable);
+  const placed = usePlaced(places);
+  if (!nodes || !workloads || !devices || !places) return <Waiting />;
   const ready = nodes.filter((node) => node.live === "ready").length;
   const served = workloads.filter((each) => each.state === "ready").length;
   const power = devices.filter((each) => each.watts !== undefined && !each.shares);
-  const using = new Set(placements.map((each) => `${each.node}/${each.device}`));
+  const using = new Set(places.map((each) => `${each.node}/${each.device}`));
   const now = figuresOf();
   const under = (moves ?? []).filter((move) => !["queued", "done", "aborted"].includes(move.stage));
   const lost = workloads.reduce((sum, each) => sum + (each.lost ?? 0), 0);
@@ -24,7 +24,7 @@ export function Overview() {
       <h1 class="hidden">Overview</h1>
       <div class="stats">
         <Stat name="Nodes ready" value={`${ready} of ${nodes.length}`} tone={ready < nodes.length ? "warn" : ""} href="#/fleet" note={plural(devices.length, "device")} />
-        <Stat name="Workloads ready" value={`${served} of ${workloads.length}`} tone={served < workloads.length ? "warn" : ""} href="#/workloads" note={plural(placements.length, "replica")} />
+        <Stat name="Workloads ready" value={`${served} of ${workloads.length}`} tone={served < workloads.length ? "warn" : ""} href="#/workloads" note={plural(places.length, "replica")} />
         <Stat name="Requests" value={rate(now.requests_per_s)} note={lost ? `${whole(lost)} lost since start` : "none lost"} tone={lost ? "bad" : ""} />
         <Stat name="Power" value={power.length ? watts(power.reduce((sum, each) => sum + each.watts, 0)) : NONE} note={`${power.length} of ${devices.length} devices tell`} />
         <Stat name="Cost of workloads" value={money(now.cost_usd_per_h)} note={`${plural(using.size, "device")} in use`} />
@@ -56,13 +56,13 @@ export function Overview() {
   );
 }
 
-/** Placements by workload, for `Places`. */
-export const usePlaced = (placements) => useMemo(() => grouped(placements ?? [], (each) => `${each.tenant}/${each.name}`), [placements]);
+/** Rows of `places` by workload, for `Places`. */
+export const usePlaced = (places) => useMemo(() => grouped(places ?? [], (each) => `${each.tenant}/${each.name}`), [places]);
 
 export function Places({ of, placed }) {
   const all = placed.get(`${of.tenant}/${of.name}`);
   if (!all) return <span class="muted">{of.reason?.code === "DELEGATED" ? of.reason.found : "nowhere"}</span>;
-  return <span class="places">{all.map((each) => <span key={each.id} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
+  return <span class="places">{all.map((each) => <span key={`${each.node}/${each.device}`} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
 }
 
 function Attention({ nodes, workloads, devices }) {

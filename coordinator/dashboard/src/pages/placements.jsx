@@ -15,5 +15,5 @@ export function Placements({ rows, of }) {
     { name: "Energy", end: true, hide: "phone", key: (row) => row.joules, down: true, cell: (row) => <span title={row.energy}>{joules(row.joules)}</span> },
     { name: "Note", grow: true, has: (row) => row.code || row.stays, cell: (row) => (row.code ? <Reason of={{ code: row.code, found: row.why }} /> : <span class="muted">{row.stays ?? ""}</span>) },
   ];
-  return <Table label="Replicas" rows={rows} keyOf={(row) => row.id} columns={columns} empty="Nothing runs." />;
+  return <Table stack label="Replicas" rows={rows} keyOf={(row) => row.id} columns={columns} empty="Nothing runs." />;
 }

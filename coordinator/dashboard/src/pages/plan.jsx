@@ -72,7 +72,7 @@ function PlannedWorkload({ of }) {
 /** What other regions would offer. */
 export function Bids({ rows }) {
   return (
-    <Table label="Bids of other regions" rows={rows} keyOf={(row) => row.region} columns={[
+    <Table stack label="Bids of other regions" rows={rows} keyOf={(row) => row.region} columns={[
       { name: "Region", cell: (row) => <>{row.region}{row.chosen ? <span class="tag">chosen</span> : null} <StandIn is={row.offer?.stand_in} /></> },
       { name: "p95 with the way", end: true, cell: (row) => seconds(row.latency_p95_s) },
       { name: "Cost", end: true, cell: (row) => money(row.offer?.cost) },
@@ -84,7 +84,7 @@ export function Bids({ rows }) {
 }
 
 function CanMove() {
-  const workloads = useTable("workloads") ?? [], nodes = useTable("nodes") ?? [], devices = useTable("devices") ?? [], regions = useTable("regions") ?? [];
+  const workloads = useTable("workloads") ?? [], devices = useTable("devices") ?? [], regions = useTable("regions") ?? [];
   const [what, setWhat] = useState(""), [to, setTo] = useState("");
   const [told, setTold] = useState({});
   const look = (event) => {
@@ -100,7 +100,7 @@ function CanMove() {
         <label>To a node, a device or a region <input list="places" value={to} onInput={(event) => setTo(event.currentTarget.value)} required /></label>
         <button class="main" disabled={told.busy}>{told.busy ? "Looking…" : "Can it?"}</button>
         <datalist id="movable">{workloads.map((each) => <option key={each.name} value={each.tenant === "default" ? each.name : `${each.tenant}/${each.name}`} />)}</datalist>
-        <datalist id="places">{[...nodes.map((each) => each.name), ...devices.map((each) => `${each.node}/${each.name}`), ...regions.map((each) => each.region)].map((each) => <option key={each} value={each} />)}</datalist>
+        <datalist id="places">{[...new Set(devices.map((each) => each.node)), ...devices.map((each) => `${each.node}/${each.name}`), ...regions.map((each) => each.region)].map((each) => <option key={each} value={each} />)}</datalist>
       </form>
       <div aria-live="polite">{told.error ? <Refused error={told.error} /> : told.data ? <Answer of={told.data} to={told.to} /> : null}</div>
     </Panel>
@@ -115,7 +115,7 @@ function Answer({ of, to }) {
     <>
       <p><State is={words} tone={tone} /> <b>{of.workload?.name}</b> {of.source_node ? `from ${of.source_node}/${of.source_device} ` : ""}to {to}</p>
       {of.estimates?.length ? (
-        <Table label="Places" rows={of.estimates} keyOf={(row) => `${row.node}/${row.device}/${row.model}/${row.precision}`} columns={[
+        <Table stack label="Places" rows={of.estimates} keyOf={(row) => `${row.node}/${row.device}/${row.model}/${row.precision}`} columns={[
           { name: "Place", cell: (row) => <>{row.node}<span class="muted">/{row.device}</span> <StandIn is={row.stand_in} /></> },
           { name: "Answer", cell: (row) => { const [text, shade] = ANSWERS[row.answer] ?? [row.answer, "calm"]; return <State is={text} tone={shade} />; } },
           { name: "Precision", hide: "phone", cell: (row) => row.precision },

@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { ask, useTable } from "../live.js";
 import { ago, digits, moment, plural, seconds } from "../format.js";
 import { Empty, Link, Panel, Refused, State, useAsked, Waiting } from "../parts.jsx";
@@ -7,6 +7,7 @@ import { negotiationsOf } from "./federation.jsx";
 export function Traces({ path }) {
   const id = path[1] ?? "";
   const [text, setText] = useState(id);
+  useEffect(() => setText(id), [id]);
   const moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
   const told = useAsked(() => (id ? ask("trace", { id }) : Promise.resolve(null)), [id]);
   return (
@@ -47,7 +48,7 @@ function Waterfall({ of }) {
     <Panel title={`Trace ${of.trace}`} side={<span class="muted">{plural(spans.length, "span")}, {seconds(whole)}, from {moment(began)}</span>}>
       <div class="scroll" tabIndex={0} role="region" aria-label="Spans">
         <table class="falls">
-          <thead><tr><th scope="col">Span</th><th scope="col" class="hide-phone">Where</th><th scope="col" class="end">After</th><th scope="col" class="end">Took</th><th scope="col" class="fall">{seconds(whole)}</th></tr></thead>
+          <thead><tr><th scope="col">Span</th><th scope="col" class="hide-phone">Where</th><th scope="col" class="end hide-phone">After</th><th scope="col" class="end">Took</th><th scope="col" class="fall">{seconds(whole)}</th></tr></thead>
           <tbody>
             {treeOf(spans).map(({ span: each, depth }, at) => {
               const from = ((each.began - began) / whole) * 100, wide = ((each.seconds ?? 0) / whole) * 100;
@@ -56,7 +57,7 @@ function Waterfall({ of }) {
                 <tr key={each.id ?? at} title={attributes}>
                   <th scope="row"><span class={`deep d${Math.min(depth, 8)}`}>{each.name}</span> {each.code ? <code class="bad">{each.code}</code> : null}{each.open ? <State is="open" tone="move" /> : null}</th>
                   <td class="hide-phone">{each.node || each.region}<span class="muted"> {each.process}</span></td>
-                  <td class="end">{seconds(each.began - began)}</td>
+                  <td class="end hide-phone">{seconds(each.began - began)}</td>
                   <td class="end">{seconds(each.seconds ?? 0)}</td>
                   <td class="fall"><svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect class={each.code ? "failed" : ""} x={Math.min(from, 99.5)} width={Math.max(wide, 0.5)} y="1.5" height="7" rx="1" /></svg></td>
                 </tr>

@@ -14,11 +14,13 @@ const CANDIDATES = 150;
 export function WorkloadPage({ path }) {
   const [, tenant, name] = path;
   const rows = useTable("workloads"), all = useTable("placements") ?? [], moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
+  const agreements = useTable("agreements") ?? [];
   const row = rows?.find((each) => each.name === name && each.tenant === tenant);
   const placed = all.filter((each) => each.name === name && each.tenant === tenant);
   const where = placed.map((each) => `${each.id}${each.phase}`).join();
-  const told = useAsked(() => ask("explain", { tenant, name, most: CANDIDATES }), [tenant, name, row?.revision, row?.state, where]);
+  const told = useAsked(() => ask("explain", { tenant, name, most: CANDIDATES, brief: 1 }), [tenant, name, row?.revision, row?.state, where]);
   if (!rows) return <Waiting />;
+  const away = row?.reason?.code === "DELEGATED" ? agreements.find((each) => each.agreement === row.reason.asked) ?? {} : null;
   const now = row ? figuresOf(row) : {};
   const key = (each) => each.workload?.name === name && (each.workload?.tenant ?? "default") === tenant;
   return (
@@ -31,15 +33,19 @@ export function WorkloadPage({ path }) {
           <Stat name="Replicas" value={`${row.ready ?? 0} of ${row.wanted ?? 0}`} note={`policy ${row.policy ?? "–"}, revision ${row.revision ?? 0}`} />
           <Stat name="Requests" value={rate(now.requests_per_s)} note={`${whole(row.answered ?? 0)} answered`} />
           <Stat name="Lost" value={whole(row.lost ?? 0)} tone={row.lost ? "bad" : ""} note={`${whole(row.refused ?? 0)} refused, ${whole(row.retried ?? 0)} retried`} />
-          <Stat name="p95 at the worker" value={seconds(now.latency_p95_s)} note={now.within_bound === undefined ? "no requests, or no bound" : `${percent(now.within_bound)} within the bound`} />
-          <Stat name="Energy" value={joules(now.energy)} note={`an inference, ${placed.find((each) => each.energy)?.energy ?? "unknown"}`} />
+          {away ? (
+            <Stat name="p95 with the way" value={seconds(away.delivered?.latency_p95_s)} note={`at ${away.counterpart ?? "another region"}, promised ${seconds(away.offer?.latency_p95_s)}`} />
+          ) : <Stat name="p95 at the worker" value={seconds(now.latency_p95_s)} note={now.within_bound === undefined ? "no requests, or no bound" : `${percent(now.within_bound)} within the bound`} />}
+          {away ? (
+            <Stat name="Energy" value={joules(away.offer?.joules)} note="an inference, as it was offered" />
+          ) : <Stat name="Energy" value={joules(now.energy)} note={`an inference, ${placed.find((each) => each.energy)?.energy ?? "unknown"}`} />}
         </div>
       ) : null}
       <div class="grid">
         {row ? <Timeline charts={WORKLOAD_CHARTS} of={row} /> : null}
-        <Panel title="Where it runs" wide><Placements rows={placed} of={row} /></Panel>
+        <Panel title="Where it runs" wide>{away && !placed.length ? <Away agreement={away} said={row.reason.found} /> : <Placements rows={placed} of={row} />}</Panel>
         <Panel title="What else was possible" wide>
-          {told.error ? <Refused error={told.error} /> : told.data ? <><Pareto candidates={told.data.plan?.candidates ?? []} /><Candidates plan={told.data.plan} holds={told.data.move_holds} />{told.data.left_out ? <p class="more muted">{whole(told.data.left_out)} more candidates, which do no better: <code>shoal explain</code></p> : null}{told.data.plan?.bids?.length ? <Bids rows={told.data.plan.bids} /> : null}</> : <Waiting />}
+          {told.error ? <Refused error={told.error} /> : told.data ? <><Pareto candidates={told.data.plan?.candidates ?? []} /><Candidates plan={told.data.plan} holds={told.data.move_holds} empty={away ? "While another region runs it, places here are compared only when its agreement is looked at again." : undefined} />{told.data.left_out ? <p class="more muted">{whole(told.data.left_out)} more candidates, which do no better: <code>shoal explain</code></p> : null}{told.data.plan?.bids?.length ? <Bids rows={told.data.plan.bids} /> : null}</> : <Waiting />}
         </Panel>
         <Panel title="Moves">{moves.filter(key).length ? moves.filter(key).reverse().slice(0, 8).map((move) => <MoveRow key={move.id} move={move} />) : <Empty>It has not moved.</Empty>}</Panel>
         <Panel title="Events"><EventList events={events.filter((each) => each.workload === name && each.tenant === tenant).slice(-12).reverse()} /></Panel>
@@ -48,14 +54,22 @@ export function WorkloadPage({ path }) {
   );
 }
 
-export function Candidates({ plan, holds }) {
+/** Where another region runs it. */
+function Away({ agreement, said }) {
+  return (
+    <p><State is={agreement.service ?? agreement.state ?? "starting"} /> {agreement.counterpart ? <>region <Link to="federation">{agreement.counterpart}</Link></> : said} <StandIn is={agreement.offer?.stand_in} />
+      {agreement.agreement ? <span class="muted"> under agreement <code>{agreement.agreement}</code>, {money(agreement.offer?.cost)}, {whole(agreement.delivered?.requests ?? 0)} answered</span> : null}</p>
+  );
+}
+
+export function Candidates({ plan, holds, empty = "No candidate is known." }) {
   const rows = plan?.candidates ?? [];
   const fitting = rows.filter((each) => !each.refusal?.code);
   return (
     <>
       {plan?.changes?.length ? <ul class="list">{plan.changes.map((each, at) => <li key={at}><code>{each.sign}</code> {each.node}/{each.device} <span class="muted">{each.why}</span></li>)}</ul> : null}
-      {holds?.length ? <ul class="list">{holds.map((each, at) => <li key={at}><State is={each.hold} tone="calm" /> to {each.to || "elsewhere"}: {each.why}. {each.found}</li>)}</ul> : null}
-      <Table label="Candidates" rows={rows} keyOf={(row) => `${row.node}/${row.device}/${row.model}/${row.precision}`} sort={{ at: 2, down: false }} empty="No candidate is known." onRow={(row) => (row.current ? "current" : row.refusal?.code ? "out" : "")} columns={[
+      {holds?.length ? <ul class="list">{holds.map((each, at) => <li key={at}>It does not move to {each.to || "another place"} <StandIn is={each.to_stand_in} />: {each.why} <span class="muted">({each.hold}: {each.found})</span></li>)}</ul> : null}
+      <Table label="Candidates" rows={rows} keyOf={(row) => `${row.node}/${row.device}/${row.model}/${row.precision}`} sort={{ at: 2, down: false }} empty={empty} onRow={(row) => (row.current ? "current" : row.refusal?.code ? "out" : "")} columns={[
         { name: "Place", key: (row) => `${row.node}/${row.device}`, cell: (row) => <>{row.node}<span class="muted">/{row.device}</span> <StandIn is={row.stand_in} />{row.current ? <span class="tag">now</span> : null}{row.chosen && !row.current ? <span class="tag">next</span> : null}{row.pareto ? <span class="tag" title="No other candidate is better in every term">Pareto</span> : null}</> },
         { name: "Precision", hide: "phone", key: (row) => row.precision, cell: (row) => row.precision },
         { name: "Score", end: true, key: (row) => (row.refusal?.code ? undefined : row.score ?? 0), cell: (row) => (row.refusal?.code ? "–" : digits(row.score ?? 0)) },

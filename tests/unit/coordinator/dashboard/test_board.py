@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.region import FakeAgent, RegionFixture, two_agents
+from harness.wait import until
 from shoal.coordinator.api import views
 from shoal.coordinator.api.dashboard import board
 from shoal.coordinator.api.dashboard.board import EVENTS_SHOWN, Board
-from shoal.coordinator.api.dashboard.feed import RowChange
+from shoal.coordinator.api.dashboard.feed import Feed, RowChange
 from shoal.coordinator.api.dashboard.rows import (
     device_row,
     figures_row,
     node_row,
+    place_row,
     placement_row,
     row_text,
     workload_row,
@@ -70,6 +72,8 @@ async def test_rows_are_what_the_command_line_shows(viewer: Viewer) -> None:
     assert found["workloads"] == {"default/reader": as_json(workload_row(workload))}
     (placed,) = views.placement_views(controller.desired, region.fleet.fleet, controller.last_plan)
     assert list(found["placements"].values()) == [as_json(placement_row(placed))]
+    assert list(found["places"].values()) == [as_json(place_row(placement_row(placed)))]
+    assert found["node_states"].keys() == found["nodes"].keys()
     assert found["region"] == {"eu": {"name": "eu"}}
 
 
@@ -166,6 +170,22 @@ async def test_a_page_that_gets_no_rows_of_now_is_shown_what_is_known(
     await asyncio.wait_for(viewer.board.wait_current(), 10)
 
 
+async def test_the_latest_events_are_a_table_of_their_own(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "LATEST_EVENTS", 3)
+    await two_agents(viewer.world)
+    past = await viewer.world.region.events.events_after(0, EVENTS_SHOWN)
+    viewer.board.set_readers(1)
+    following = asyncio.create_task(viewer.board.run_events())
+    live = Feed()
+    await until(lambda: len(viewer.last) >= 3 * len(past) - 3, 10.0, "every event, and those gone of the latest")
+    live.publish(viewer.last)
+    rows = live.since(0, frozenset({"latest_events"})).rows
+    assert [key for (_, key), _ in rows] == [f"{each.sequence:012}" for each in past[-3:]]
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+
+
 async def test_past_events_are_in_their_table_before_the_first_look_ends(viewer: Viewer) -> None:
     await two_agents(viewer.world)
     viewer.board.set_readers(1)
@@ -173,8 +193,9 @@ async def test_past_events_are_in_their_table_before_the_first_look_ends(viewer:
     await asyncio.wait_for(viewer.board.wait_current(), 10)
     past = await viewer.world.region.events.events_after(0, EVENTS_SHOWN)
     tables = [table for (table, _), _ in viewer.last]
-    assert tables[: len(past)] == ["events"] * len(past)
-    assert "events" not in tables[len(past) :], "each once"
+    first_node = tables.index("nodes")
+    assert tables[:first_node].count("events") == len(past)
+    assert "events" not in tables[first_node:], "each once"
     assert len(past) > 1
     for task in tasks:
         task.cancel()
@@ -184,8 +205,6 @@ async def test_past_events_are_in_their_table_before_the_first_look_ends(viewer:
 
 def test_past_requests_are_a_list_where_any_is_known() -> None:
     known = tuple(2.0 if each is timeline.Figure.REQUESTS else math.nan for each in timeline.FIGURES)
-    assert figures_row("t/w", [timeline.UNKNOWN, known]) == {
-        "subject": "t/w", "requests_per_s": 2.0, "past_requests_per_s": [None, 2.0],
-    }  # fmt: skip
-    assert figures_row("t/w", [timeline.UNKNOWN] * 3) == {"subject": "t/w"}
-    assert figures_row("t/w", []) == {"subject": "t/w"}
+    assert figures_row([timeline.UNKNOWN, known]) == {"requests_per_s": 2.0, "past_requests_per_s": [None, 2.0]}
+    assert figures_row([timeline.UNKNOWN] * 3) == {}
+    assert figures_row([]) == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.coordinator.api.dashboard.candidates import best_candidates, keep_most
+from shoal.coordinator.api.dashboard.candidates import best_candidates, keep_most, shorten
 from shoal.types.codes import ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -83,3 +83,35 @@ def test_a_reply_that_has_no_more_is_whole(given: dict[str, str]) -> None:
 def test_what_is_no_number_is_refused(most: str) -> None:
     with pytest.raises(ShoalError, match="most"):
         keep_most(reply_of(7), {"most": most})
+
+
+def test_a_brief_reply_has_of_each_candidate_what_the_page_shows() -> None:
+    estimate = operator_pb2.Estimate(low=0.00123456789, mid=0.00223456789, high=0.00323456789)
+    prediction = operator_pb2.Prediction(
+        latency_p50_s=estimate, latency_p95_s=estimate, memory_bytes=estimate, basis="measured here"
+    )
+    fits = candidate("fits", 1.23456789, prediction=prediction, terms=[operator_pb2.ScoreTerm(name="cost")])
+    full = candidate("full", math.nan)
+    full.refusal.CopyFrom(nouns_pb2.Refusal(code="MEMORY_SHORT", found="1 GiB", asked="2 GiB", remedy="free some"))
+    reply = operator_pb2.ExplainReply(plan=operator_pb2.WorkloadPlan(candidates=[fits, full]))
+    reply.workload.state = "ready"
+    assert shorten(reply, {"most": "9", "brief": "1"}) == {}
+    assert not reply.HasField("workload")
+    shown, refused = reply.plan.candidates
+    assert [field.name for field, _ in shown.prediction.ListFields()] == ["latency_p95_s"]
+    assert (shown.prediction.latency_p95_s.mid, shown.score) == (0.002235, 1.235)
+    assert not shown.terms
+    assert not shown.HasField("refusal")
+    assert math.isnan(refused.score)
+    assert not refused.HasField("prediction")
+    assert refused.refusal == nouns_pb2.Refusal(code="MEMORY_SHORT", found="1 GiB")
+
+
+def test_a_reply_that_is_not_brief_has_everything() -> None:
+    reply = reply_of(3)
+    reply.plan.candidates[0].terms.add(name="cost")
+    reply.workload.state = "ready"
+    whole = operator_pb2.ExplainReply()
+    whole.CopyFrom(reply)
+    assert shorten(reply, {}) == {}
+    assert reply == whole

@@ -20,6 +20,8 @@ from shoal.coordinator.api.dashboard.rows import (
     event_row,
     figures_row,
     node_row,
+    node_state_row,
+    place_row,
     placement_row,
     plain,
     row_text,
@@ -46,6 +48,8 @@ IDLE_FACTOR: Final = 9
 """After a look that took t of the processor, wait at least 9 t: looking takes a tenth of the loop at most."""
 EVENTS_SHOWN: Final = 400
 """Newest events in their table."""
+LATEST_EVENTS: Final = 20
+"""Newest events in the table for pages that show a few."""
 FIGURES_SHOWN: Final = 30
 """Newest fine steps of the timeline in a row: five minutes."""
 CURRENT_S: Final = 5.0
@@ -160,7 +164,10 @@ class Board:
         """The row of one more event, and the oldest as gone where there are enough."""
         shown = self._shown_events
         shown.append(event.sequence)
-        changes: list[RowChange] = [(_event_key(event.sequence), row_text(event_row(views.event_view(event))))]
+        row = row_text(event_row(views.event_view(event)))
+        changes: list[RowChange] = [(_event_key(event.sequence), row), (_latest_key(event.sequence), row)]
+        if len(shown) > LATEST_EVENTS:
+            changes.append((_latest_key(shown[-1 - LATEST_EVENTS]), None))
         if len(shown) > EVENTS_SHOWN:
             changes.append((_event_key(shown.popleft()), None))
         return changes
@@ -285,6 +292,10 @@ def _event_key(sequence: int) -> RowKey:
     return "events", f"{sequence:012}"
 
 
+def _latest_key(sequence: int) -> RowKey:
+    return "latest_events", f"{sequence:012}"
+
+
 def _node(
     name: str,
     state: NodeState | None,
@@ -294,16 +305,20 @@ def _node(
 ) -> Iterator[tuple[RowKey, Row]]:
     """state: None for a node that has gone, while replicas of it are still wanted. stays: why each replica stays."""
     if state is not None:
-        yield ("nodes", name), node_row(views.node_view(state, desired, None))
+        node = node_row(views.node_view(state, desired, None))
+        yield ("nodes", name), node
+        yield ("node_states", name), node_state_row(node)
         for view in views.device_views(state, desired, costs):
             yield ("devices", f"{name}/{view.device.name}"), device_row(view)
     for one, why in zip(desired.assignments if desired is not None else (), stays, strict=True):
-        yield ("placements", one.id), placement_row(views.placement_view(name, one, state, stays=why))
+        placement = placement_row(views.placement_view(name, one, state, stays=why))
+        yield ("placements", one.id), placement
+        yield ("places", one.id), place_row(placement)
 
 
 def _figures(kept: timeline.Timeline, keys: tuple[WorkloadKey, ...]) -> Iterator[tuple[RowKey, Row]]:
     for subject in (timeline.REGION, *map(str, keys)):
-        yield ("figures", subject), figures_row(subject, kept.newest(subject, FIGURES_SHOWN))
+        yield ("figures", subject), figures_row(kept.newest(subject, FIGURES_SHOWN))
 
 
 def _workload(intent: Intent, index: views.WorkloadIndex) -> Row:

@@ -1,4 +1,5 @@
-"""The candidates of a large region that say most, for a page that shows some of them. Pure."""
+"""What a page of a large region loads of an explanation: the candidates that say most, without what it does not show.
+Pure."""
 
 import math
 from collections import Counter
@@ -9,8 +10,43 @@ from typing import Final
 from shoal.coordinator.api.dashboard.parameters import Parameters, invalid_parameter
 from shoal.v1 import operator_pb2
 
+BRIEF_DIGITS: Final = 4
+"""Of each figure in a brief reply; the page shows three."""
 DIGITS_MOST: Final = 5
 """Of the number of candidates in a request."""
+
+
+def shorten(reply: operator_pb2.ExplainReply, given: Parameters) -> Mapping[str, int]:
+    """`keep_most`; with `brief` of each candidate only its place, p95, energy, cost and carbon, and why it is excluded.
+
+    Raises ShoalError(INVALID_ARGUMENT).
+    """
+    beside = keep_most(reply, given)
+    if given.get("brief"):
+        for unshown in ("placements", "workload", "signals"):
+            reply.ClearField(unshown)
+        for each in reply.plan.candidates:
+            _strip(each)
+    return beside
+
+
+def _strip(candidate: operator_pb2.Candidate) -> None:
+    candidate.ClearField("terms")
+    if candidate.HasField("prediction"):
+        for unshown in ("latency_p50_s", "memory_bytes", "load_s", "energy_source", "basis"):
+            candidate.prediction.ClearField(unshown)
+        for shown in ("latency_p95_s", "joules"):
+            if candidate.prediction.HasField(shown):
+                _round(getattr(candidate.prediction, shown), ("low", "mid", "high"))
+    if candidate.HasField("refusal"):
+        candidate.refusal.ClearField("asked")
+        candidate.refusal.ClearField("remedy")
+    _round(candidate, ("score", "cost_usd_per_h", "carbon_g_per_h"))
+
+
+def _round(message: operator_pb2.Candidate | operator_pb2.Estimate, names: Sequence[str]) -> None:
+    for name in names:
+        setattr(message, name, float(f"{getattr(message, name):.{BRIEF_DIGITS}g}"))
 
 
 def keep_most(reply: operator_pb2.ExplainReply, given: Parameters) -> Mapping[str, int]:

@@ -77,9 +77,9 @@ QUERIES: Final[Mapping[str, Query]] = {
     ),
     "explain": Query(
         _method("Explain"),
-        ("name", "tenant", "most"),
+        ("name", "tenant", "most", "brief"),
         lambda api, given, body, caller: api.explain(operator_pb2.ExplainRequest(workload=_key(given)), caller.uri),
-        shorten=candidates.keep_most,
+        shorten=candidates.shorten,
     ),
     "history": Query(
         _method("History"),

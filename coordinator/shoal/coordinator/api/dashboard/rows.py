@@ -1,7 +1,8 @@
 """Rows of the dashboard's tables, from the messages that the command line shows. Pure.
 
-A row is an object for JSON that leaves out what is empty, false, zero or unknown. Figures that change with each report
-are rounded to what a person can see, so that a row changes only when its picture does.
+A row is an object for JSON that leaves out what is empty, false, zero or unknown, and what no page shows. Figures that
+change with each report are rounded to what a person can see, so that a row changes only when its picture does. Some
+tables are a few fields of another one, for pages that show many rows and little of each.
 """
 
 import json
@@ -20,8 +21,12 @@ Row = dict[str, Any]
 
 MEMORY_STEP: Final = Bytes(16 * 2**20)
 """Free memory is shown in steps of this size."""
+SPARK_DIGITS: Final = 2
+"""Of a value in a line as high as a word."""
 TEXT_MOST: Final = 400
 """Characters of a reason or a message; the whole of it is on the page of its subject."""
+NODE_STATE: Final = ("name", "live", "cordoned", "quarantined", "revoked", "reason", "seen")
+PLACE: Final = ("tenant", "name", "node", "device", "phase", "stand_in")
 _REQUESTS_AT: Final = timeline.FIGURES.index(Figure.REQUESTS)
 
 
@@ -39,18 +44,20 @@ def node_row(view: operator_pb2.NodeView) -> Row:
         cordoned=view.cordoned,
         quarantined=view.quarantined,
         revoked=view.revoked,
-        front=view.front_ready,
         labels=dict(sorted(node.labels.items())),
         version=node.agent_version,
         os=node.os,
         arch=node.arch,
         memory=node.memory_limit_bytes,
-        unconfined=bool(node.unconfined),
         reason=_reason(view),
         # Of a node that reports, the time of its last report is now.
         seen=0 if ready else round(view.last_seen),
-        behind=view.HasField("desired") and view.desired != view.observed,
     )
+
+
+def node_state_row(row: Row) -> Row:
+    """What the overview needs of a node's row."""
+    return {name: row[name] for name in NODE_STATE if name in row}
 
 
 def device_row(view: operator_pb2.DeviceView) -> Row:
@@ -62,11 +69,9 @@ def device_row(view: operator_pb2.DeviceView) -> Row:
         kind=device.kind,
         product=device.model,
         vendor=device.vendor,
-        provider=device.provider,
         stand_in="simulated" if device.simulated else "emulated" if device.emulated else "",
         memory=device.memory_bytes,
         free=_stepped(reading.free_bytes) if told else None,
-        committed=view.committed_bytes,
         busy=_rounded(reading.utilisation, 2) if told else None,
         heat=_rounded(reading.temperature_c, 0) if told else None,
         watts=_rounded(reading.power_w, 1) if told else None,
@@ -74,8 +79,7 @@ def device_row(view: operator_pb2.DeviceView) -> Row:
         power=reading.power if told else "",
         cost=_rounded(view.cost_usd_per_h, 5),
         live=view.liveness,
-        runs=list(view.assignments),
-        measured=view.HasField("receipt"),
+        runs=len(view.assignments),
         reason=_reason(view),
         since=round(view.since),
         shares=device.hardware or device.memory_in,
@@ -92,20 +96,13 @@ def workload_row(view: operator_pb2.WorkloadView) -> Row:
         wanted=view.wanted,
         ready=view.ready,
         revision=view.revision,
-        models=list(view.models),
         reason=_reason(view),
         since=round(view.since),
         retry_at=round(view.retry_at),
-        gives_up_at=round(view.gives_up_at),
-        final=view.final,
-        relaxed=list(view.relaxed),
-        requests=sum(each.requests for each in counts),
         answered=sum(each.answered for each in counts),
         retried=sum(each.retried for each in counts),
         refused=sum(each.refused for each in counts),
         lost=sum(each.lost for each in counts),
-        faults=sum(each.client_faults for each in counts),
-        origins=[each.origin for each in counts],
     )
 
 
@@ -119,13 +116,9 @@ def placement_row(view: operator_pb2.PlacementView) -> Row:
         id=one.id,
         tenant=one.workload.tenant,
         name=one.workload.name,
-        revision=one.revision,
-        model=one.model,
         node=view.node,
         device=one.device,
-        provider=one.provider,
         precision=one.precision,
-        memory=one.memory_bytes,
         draining=one.draining,
         standby=one.standby,
         stand_in=view.stand_in,
@@ -135,24 +128,24 @@ def placement_row(view: operator_pb2.PlacementView) -> Row:
         since=round(seen.since) if told else 0,
         code=seen.code if told else "",
         why=seen.reason[:TEXT_MOST] if told else "",
-        in_flight=seen.in_flight if told else 0,
-        restarts=seen.restarts if told else 0,
-        sessions=seen.sessions if told else 0,
         requests=sum(each.requests for each in seen.served),
         errors=sum(each.errors for each in seen.served),
-        p50=_digits(busiest.latency_p50_s) if busiest is not None else None,
         p95=_digits(busiest.latency_p95_s) if busiest is not None else None,
         joules=_digits(sum(each.joules for each in energy) / requests) if requests else None,
         energy=energy[0].energy_source if energy else "",
-        expected_p95=_digits(view.prediction.latency_p95_s.mid) if view.HasField("prediction") else None,
     )
 
 
-def figures_row(subject: str, steps: Sequence[timeline.Values]) -> Row:
+def place_row(row: Row) -> Row:
+    """What lists of workloads need of a placement's row: where each runs."""
+    return {name: row[name] for name in PLACE if name in row}
+
+
+def figures_row(steps: Sequence[timeline.Values]) -> Row:
     """The newest value of each figure, and requests of the last minutes as a list with null where unknown."""
     newest = dict(zip(timeline.FIGURES, steps[-1] if steps else timeline.UNKNOWN, strict=True))
-    row: Row = {"subject": subject, **{figure: _digits(value) for figure, value in newest.items()}}
-    past = [_digits(each[_REQUESTS_AT]) for each in steps]
+    row: Row = {figure: _digits(value) for figure, value in newest.items()}
+    past = [_digits(each[_REQUESTS_AT], SPARK_DIGITS) for each in steps]
     if any(value is not None for value in past):
         row[f"past_{Figure.REQUESTS}"] = past
     return {name: value for name, value in row.items() if value is not None}
@@ -220,13 +213,16 @@ def _rounded(value: float, digits: int) -> float | None:
     return round(value, digits) if math.isfinite(value) else None
 
 
-def _digits(value: float) -> float | None:
-    """To three digits; None where unknown."""
-    return float(f"{value:.3g}") if math.isfinite(value) else None
+def _digits(value: float, digits: int = 3) -> float | None:
+    """None where unknown. A whole number is written as one."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _stepped(value: float) -> float:
-    return float(value // MEMORY_STEP * MEMORY_STEP)
+    return int(value // MEMORY_STEP * MEMORY_STEP)
 
 
 def rows_text(rows: Iterable[tuple[str, str | None]]) -> str:

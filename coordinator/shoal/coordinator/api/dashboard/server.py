@@ -53,13 +53,16 @@ TABLES: Final = frozenset(
     {
         "region",
         "nodes",
+        "node_states",
         "devices",
         "workloads",
         "placements",
+        "places",
         "migrations",
         "agreements",
         "regions",
         "events",
+        "latest_events",
         "figures",
     }
 )
