@@ -141,8 +141,8 @@ class RegionClient:
         return self._call("Get", request, timeout_s or TIMEOUT_S)  # type: ignore[no-any-return]
 
     def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
-        """As `get`, for callers that poll: retries for up to `RESTART_TIMEOUT_S` while no coordinator answers."""
-        return retry_while(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE})
+        """As `get`, for callers that poll: retries for `RESTART_TIMEOUT_S` while no coordinator answers in time."""
+        return retry_while(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED})
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))

@@ -15,7 +15,7 @@ from harness.cluster.stack import documents, policy, workload
 from shoal.cli.commands import apply as module
 from shoal.cli.documents import Bundle, FileDocumentKey, read, waves
 from shoal.cli.main import shoal
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 SHOPS = 12
@@ -123,6 +123,8 @@ class WavingRegion:
         self.applied = list[list[str]]()
         self.planned = list[list[str]]()
         self.broken = broken
+        self.late: ShoalError | None = None
+        """What the next apply ends with, though it is carried out."""
         self._problem = problem
 
     def models(self) -> list[artifacts_pb2.Model]:
@@ -137,6 +139,9 @@ class WavingRegion:
     def apply(self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]) -> operator_pb2.ApplyReply:
         assert dict(digests) == {}
         self.applied.append([stem(each) for each in documents])
+        late, self.late = self.late, None
+        if late is not None:
+            raise late
         return operator_pb2.ApplyReply(revision=len(self.applied))
 
     def poll(self, kind: str) -> operator_pb2.GetReply:
@@ -165,6 +170,22 @@ def test_each_wave_is_applied_once_the_last_is_ready(monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     assert [len(each) for each in region.applied] == [2, 6, 5]
     assert "wave 3 of 3: shop-08, shop-09, shop-10, shop-11, shop-12" in done.output
+
+
+def test_a_wave_whose_answer_is_late_is_applied_again(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:
+    region = WavingRegion()
+    region.late = refuse(Code.DEADLINE_EXCEEDED, "no answer", "an answer", "wait")
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%")
+    assert done.exit_code == 0, done.output
+    assert [len(each) for each in region.applied] == [2, 2, 6, 5]
+
+
+def test_no_wave_follows_one_that_was_refused(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:
+    region = WavingRegion()
+    region.late = refuse(Code.POLICY_UNKNOWN, "no such policy", "one", "apply it")
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%")
+    assert isinstance(done.exception, ShoalError)
+    assert len(region.applied) == 1
 
 
 def test_no_wave_follows_one_that_failed(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:

@@ -13,6 +13,7 @@ from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.plan import refuse_problems, report_plan, show_plan
 from shoal.cli.render.progress import status_progress
 from shoal.client import RegionClient
+from shoal.client.region import retry_while
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.v1 import operator_pb2
 
@@ -103,7 +104,8 @@ def apply_in_waves(
     try:
         for number, part in enumerate(parts, 1):
             progress(output)(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
-            replies.append(api.apply(part.documents, digests))
+            # One that was late may have been carried out: the same documents once more change nothing then.
+            replies.append(retry_while(lambda: api.apply(part.documents, digests), {Code.DEADLINE_EXCEEDED}))  # noqa: B023
             _report_reply(api, replies[-1], "", part.workloads, True, timeout_s, output)
     finally:
         if replies and output in ("json", "yaml"):
