@@ -31,6 +31,7 @@ from harness.wait import until
 from shoal.agent import metrics as agent_metrics
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.dataplane import process
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.dataplane.upstream import SILENT_S
 from shoal.types.assignment import Credential
@@ -350,6 +351,28 @@ async def test_a_front_that_cannot_be_started_is_tried_again(
         await until(lambda: node.front.pid not in (first, None), 20, "the next one")
         await node.front.configure((), ())
         assert node.front.restarts == 3
+    finally:
+        await node.stop()
+
+
+@pytest.mark.parametrize("is_starved", [True, False])
+async def test_a_front_has_its_time_to_start_however_long_it_waits_for_a_processor(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, is_starved: bool
+) -> None:
+    """One that has a processor and does not listen in time is replaced."""
+    clock = SystemClock()
+    monkeypatch.setattr(process, "START_TIMEOUT_S", 0.5)
+    if is_starved:  # all the while
+        monkeypatch.setattr(process._Process, "run_delay_s", lambda _: clock.now())
+    node = DataPlaneNode("n1", authority, tmp_path / "n1")
+    node.front = FrontProcess(node.config, ("sh", "-c", 'sleep 1.5; exec "$@"', "sh", *FRONT), clock)
+    try:
+        await node.start()
+        if is_starved:
+            await until(node.front.stats, 60, "it to listen")
+            assert node.front.restarts == 0
+        else:
+            await until(lambda: node.front.restarts > 1, 60, "it to be replaced")
     finally:
         await node.stop()
 

@@ -344,16 +344,21 @@ class FrontProcess:
                 self._wakes.put_nowait(str(message.header.get("assignment", "")))
 
     async def _connect(self, process: _Process, timeout_s: float) -> FrameClient:
-        """Raises the last refusal when the process ends or does not answer in time."""
+        """Raises the last refusal when the process ends, or does not answer in time.
+
+        The time in which it waits for a CPU does not count. Otherwise it would be killed on a busy machine whenever it
+        has nearly started, and the machine would do nothing but start it.
+        """
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
+        began, delayed_s = loop.time(), process.run_delay_s()
         while True:
             try:
                 return await FrameClient.connect(
                     self._config.socket_path(), process.nonce, on_push=self._on_push, peer_pid=process.pid
                 )
             except ShoalError:
-                if process.gone.is_set() or loop.time() > end:
+                waited_s = loop.time() - began - (process.run_delay_s() - delayed_s)
+                if process.gone.is_set() or waited_s > timeout_s:
                     raise
             await wait_or_timeout(process.gone, _POLL_S)
 
