@@ -1,6 +1,7 @@
 """Three real coordinators of one region over one etcd, and a client whose writes are counted."""
 
 import itertools
+import os
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Protocol
 import grpc
 
 from harness.cluster.coordinator import REGION, CoordinatorServer, operator
+from harness.measure.contention import RunDelay
 from harness.measure.history import CallHistory, CallOutcome, HistoryVerdict, check_histories
 from harness.ports import free_ports
 from harness.servers.etcd import Etcd
@@ -82,6 +84,11 @@ class CoordinatorCluster:
         leading = wait_until(self._find_leader, LEADS_WITHIN_S, "a coordinator leads")
         assert leading is not None
         return leading
+
+    def run_delay(self) -> RunDelay:
+        """Of all that run, of etcd, and of who writes to them."""
+        processes = [*(each.process for each in self.members), *(each.process for each in self.cluster.members)]
+        return RunDelay(os.getpid(), *(process.pid for process in processes if process is not None))
 
     def term(self, coordinator: CoordinatorServer) -> int:
         return int(who_am_i(coordinator, self.admin).term)

@@ -22,7 +22,7 @@ from harness.cluster.agent_host import REGION, AgentHost, FakeCoordinator, assig
 from harness.crypto.pki import Authority
 from harness.faults import faulty_driver
 from harness.faults.faulty_driver import DEVICE, FAULT_FILE, DriverFault
-from harness.measure.contention import startup_slowdown_s
+from harness.measure.contention import RunDelay
 from harness.models.engine_cases import add_one
 from harness.report import record
 from harness.wait import until
@@ -124,6 +124,7 @@ async def test_f51_only_its_device_is_unreachable_and_it_is_back_soon(
     node: Node, method: str, fault: DriverFault
 ) -> None:
     known, sent, first = len(node.coordinator.events), node.sent, len(node.coordinator.stamps)
+    delay = RunDelay(node.machine.pid)
     async with under_load(node):
         if method == "discover":  # where it was started again
             faulty_driver.command(node.faults, "read", DriverFault.EXIT)
@@ -147,7 +148,7 @@ async def test_f51_only_its_device_is_unreachable_and_it_is_back_soon(
     assert not node.lost
     stamps = node.coordinator.stamps[first:]
     silent_s = max(later - earlier for earlier, later in pairwise(stamps))
-    slowed_s = startup_slowdown_s()
+    slowed_s = delay.slowdown_s()
     assert silent_s <= SUSPECT_S + slowed_s
     assert back_s <= BACK_S + slowed_s
     record(

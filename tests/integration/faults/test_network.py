@@ -3,6 +3,7 @@
 Every cut is in the path of packets, and its counter must have moved. Times are as shipped: a heartbeat a second.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 from harness.cluster.netns_stack import NetnsStack
 from harness.cluster.stack import InferenceLoad, documents, policy, workload
 from harness.faults.netns import NetnsNetwork
+from harness.measure.contention import RunDelay
 from harness.report import record
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
@@ -26,8 +28,8 @@ DATA_WITHIN_S = 1.0
 REPLACED_WITHIN_S = 5.0
 STANDBY_WITHIN_S = 1.0
 DEAD_WAYS = {"cloud-gpu": "both", "edge-npu": "up", "plain-cpu": "down"}
-TICK_S = 0.35
-"""Between two looks of the coordinator, of the one who asks it, and to cut at all."""
+TICK_S = 0.5
+"""Between two looks of the coordinator (0.25 s), of the one who asks it (0.1 s), and to cut at all."""
 
 
 @contextmanager
@@ -35,6 +37,11 @@ def gateway_load(region: NetnsStack, name: str, clients: int = 4) -> Iterator[In
     host = region.net.address("gateway")
     with InferenceLoad(region.port("gateway", "data"), region.client_files, name, clients, host=host) as load:
         yield load
+
+
+def run_delay(region: NetnsStack, *roles: str) -> RunDelay:
+    """Of what has these roles, and of the client."""
+    return RunDelay(os.getpid(), *(pid for role in roles for pid, _ in region.processes(role=role)))
 
 
 def test_f04_whole_node_gone_without_a_reset(region: NetnsStack) -> None:
@@ -45,20 +52,23 @@ def test_f04_whole_node_gone_without_a_reset(region: NetnsStack) -> None:
     last = region.events()[-1].sequence
     try:
         with gateway_load(region, "single") as load:
+            delay = run_delay(region, "coordinator")
             cut = region.net.isolate(placed.node)
             at = clock.now()
             wait_until(lambda: region.liveness(placed.node) == "suspect", 20.0, "it to be suspect")
-            suspect_s = clock.now() - at
+            suspect_s, delayed_s = clock.now() - at, delay.seconds()
+            delay = run_delay(region, "coordinator", "supervisor", "worker", "front")
             (other,) = wait_until(
                 lambda: [row for row in region.serving("single") if row.node != placed.node], 30.0, "a replacement"
             )
             replaced_s = clock.now() - at - suspect_s
+            slowed_s = delay.slowdown_s()
             load.wait_for(40)
             assert region.net.packets_dropped(*cut) > 0
         verdict = load.verdict()
         assert verdict.violations == (), str(verdict)
-        assert suspect_s <= SUSPECT_WITHIN_S + TICK_S
-        assert replaced_s <= REPLACED_WITHIN_S
+        assert suspect_s - delayed_s <= SUSPECT_WITHIN_S + TICK_S, f"of which {delayed_s:.2f} s others hold the cores"
+        assert replaced_s - slowed_s <= REPLACED_WITHIN_S, f"of which {slowed_s:.2f} s others hold the cores"
         assigned = [
             event for event in region.events(last) if event.code == "ASSIGNED" and event.workload.name == "single"
         ]
@@ -113,13 +123,17 @@ def test_f04_whole_node_gone_without_a_reset_and_another_stands_by(region: Netns
 def test_f18_half_open_way_to_a_replica(region: NetnsStack) -> None:
     """A request that is inside when the way breaks moves on within a second; so does one that meets the broken way."""
     with gateway_load(region, "pair") as load:
+        delay = RunDelay(os.getpid(), *(pid for pid, _ in region.processes("gateway", "front")))
         cut = region.net.isolate("edge-npu")
         load.wait_for(200)
         dropped = region.net.packets_dropped(*cut)
+        delayed_s = delay.seconds()
     verdict = load.verdict()
     assert dropped > 0
     assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
-    assert verdict.slowest_s <= DATA_WITHIN_S + TICK_S, str(verdict)
+    assert verdict.slowest_s - delayed_s <= DATA_WITHIN_S + TICK_S, (
+        f"{verdict}, of which {delayed_s:.2f} s others hold the cores"
+    )
     record(
         "F18",
         "P",
@@ -140,13 +154,13 @@ def test_f18_half_open_link(region: NetnsStack) -> None:
         node: net.isolate(node) if way == "both" else _one_way(net, node, way == "up")
         for node, way in DEAD_WAYS.items()
     }
-    at = clock.now()
+    at, delay = clock.now(), run_delay(region, "supervisor")
     found_s = dict[str, float]()
 
     def have_all_noticed() -> bool:
         for node, count in before.items():
             if node not in found_s and len(region.log_lines(node, "session_closed")) > count:
-                found_s[node] = clock.now() - at
+                found_s[node] = clock.now() - at - delay.seconds()
         return len(found_s) == len(DEAD_WAYS)
 
     wait_until(have_all_noticed, 20.0, "the agents to give their links up")

@@ -1,12 +1,13 @@
 """Work that another region runs, as its owner sees it: at the gateway, in plans and in the log of home."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, policy, workload
-from harness.measure.contention import startup_slowdown_s
+from harness.measure.contention import RunDelay
 from harness.models.synthetic import slow
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
@@ -22,6 +23,8 @@ Y = np.maximum(X, 0)
 CHEAPEST = "  optimize: {cost: 1.0}\n"
 WITHIN_S = 1.0
 """From apply until another region has granted it."""
+ATTEMPTS = ("second", "third", "fourth")
+"""Workloads, one after the other until one was in time: other programs of the machine make it longer, never shorter."""
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +97,32 @@ def test_what_home_may_not_run_is_delegated_within_a_second_and_answers_at_its_g
     clock = SystemClock()
     regions.apply(documents(policy("near", abroad([NEAR])), workload("first", "relu", "near")))
     wait_until(lambda: runs_at(regions, "first", NEAR), WAIT_TIMEOUT_S, "the model to be in the other region's cache")
-    others_s = startup_slowdown_s()
-    before = last_event(regions)
-    with InferenceClient(regions.info.client) as client:
-        began, wall = clock.now(), clock.wall()
-        regions.apply(workload("second", "relu", "near"))
-        wait_until(
-            lambda: answers(client, "second", X, Y), WAIT_TIMEOUT_S, "an answer through home's gateway", every_s=0.02
-        )
-        answered_s = clock.now() - began
-    log = workload_events(regions, "second", before)
-    granted = next(event for event in log if event.code == "GRANTED")
-    assert granted.at - wall < WITHIN_S + others_s, [(event.code, event.at - wall) for event in log]
-    assert answered_s < WITHIN_S + 1.0 + 2 * others_s, f"answered after {answered_s:.2f}s"
-    assert [event.code for event in log if event.code in ("SOLICITED", "AWARDED", "GRANTED")] == [
-        "SOLICITED",
-        "AWARDED",
-        "GRANTED",
-    ]
-    assert not regions.placements("second"), "home may not run it"
-    view = regions.workload("second")
-    assert (view.state, view.reason.code) == ("ready", Code.DELEGATED), view
-    print(f"granted after {granted.at - wall:.2f}s, answered after {answered_s:.2f}s")
+    late: list[str] = []
+    for name in ATTEMPTS:
+        before, delay = last_event(regions), RunDelay(*(pid for pid, _ in regions.processes(role="coordinator")))
+        with InferenceClient(regions.info.client) as client:
+            began, wall = clock.now(), clock.wall()
+            regions.apply(workload(name, "relu", "near"))
+            answering = partial(answers, client, name, X, Y)
+            wait_until(answering, WAIT_TIMEOUT_S, "an answer through home's gateway", every_s=0.02)
+            answered_s = clock.now() - began
+        others_s = delay.slowdown_s()
+        log = workload_events(regions, name, before)
+        granted_s = next(event.at for event in log if event.code == "GRANTED") - wall
+        assert [event.code for event in log if event.code in ("SOLICITED", "AWARDED", "GRANTED")] == [
+            "SOLICITED",
+            "AWARDED",
+            "GRANTED",
+        ]
+        assert not regions.placements(name), "home may not run it"
+        view = regions.workload(name)
+        assert (view.state, view.reason.code) == ("ready", Code.DELEGATED), view
+        told = f"{name}: granted after {granted_s:.2f} s, answered after {answered_s:.2f} s, others {others_s:.2f} s"
+        print(told)
+        if granted_s < WITHIN_S + others_s and answered_s < WITHIN_S + 1.0 + 2 * others_s:
+            break
+        late.append(told)
+    assert len(late) < len(ATTEMPTS), late
 
 
 def test_a_cheaper_region_gets_only_what_may_move_and_gains_its_margin_and_gives_it_back(regions: DevStack) -> None:

@@ -9,7 +9,8 @@ import pytest
 from integration.mqtt.region import NAME, NODES
 
 from harness import report
-from harness.cluster.stack import DevStack, InferenceLoad
+from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad
+from harness.measure.contention import RunDelay
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.coordinator.broker import rights
@@ -75,17 +76,18 @@ def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twic
         stack.kill("broker")
         hurt(folder)
         told = {Code.WAITING_FOR_LINK}
-        wait_until(lambda: reasons(stack) == told, 5.0, "nodes that are ready still, and why they are not heard")
+        wait_until(lambda: reasons(stack) == told, 20.0, "nodes that are ready still, and why they are not heard")
         load.wait_for(80)  # inference goes on without it, for longer than it takes to be suspected
         stack.control.break_member("broker", "resume")  # it listens when this returns
-        there = clock.now()
+        there, delay = clock.now(), RunDelay(*(pid for pid, _ in stack.processes()))
         wait_until(
             lambda: all(sessions(stack).get(name, 0) > epoch for name, epoch in before.items()),
-            BACK_WITHIN_S,
+            WAIT_TIMEOUT_S,
             "every node back in a session of its own",
         )
-        back_s = clock.now() - there
+        back_s, delayed_s = clock.now() - there, delay.seconds()
         load.wait_for(10)
+    assert back_s - delayed_s <= BACK_WITHIN_S, f"of which {delayed_s:.2f}s because others hold the cores"
     assert load.verdict().lost_count == 0
     assert stack.workers() == workers, "no model was loaded again"
     assert [row.assignment.id for row in stack.wait_serving(NAME)] == placed

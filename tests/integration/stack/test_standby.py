@@ -1,11 +1,12 @@
 """All processes of an agent killed at once under load: what stands by decides how long nobody answers."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, policy, workload
-from harness.measure.contention import startup_slowdown_s
+from harness.measure.contention import RunDelay, startup_slowdown_s
 from harness.report import record
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
@@ -56,10 +57,10 @@ def test_f04_agent_killed_whole_under_load(killable_stack: DevStack, kept: str) 
     spare = [row.assignment.id for row in rows if row is not active]
     last = stack.events()[-1].sequence
     with InferenceLoad(stack.port("gateway", "data"), stack.client_files, NAME) as load:
-        at = load.now()
+        at, delay = load.now(), RunDelay(os.getpid(), *(pid for pid, _ in stack.processes()))
         stack.kill(active.node)
         load.wait_for(60)
-        silent_s = load.longest_gap_s(at)
+        silent_s, delayed_s = load.longest_gap_s(at), delay.seconds()
         others = wait_until(
             lambda: [row for row in stack.placements(NAME) if row.node != active.node and not row.assignment.standby],
             WAIT_TIMEOUT_S,
@@ -67,7 +68,7 @@ def test_f04_agent_killed_whole_under_load(killable_stack: DevStack, kept: str) 
         )
         load.wait_for(20)
     verdict = load.verdict()
-    slowed_s = startup_slowdown_s()
+    slowed_s = delayed_s + startup_slowdown_s()
     assert verdict.violations == (), str(verdict)
     told = {event.code: event for event in reversed(stack.events(last)) if event.node or event.workload.name == NAME}
     if kept in ("none", "staged"):
