@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,10 @@ LOUD, QUIET, SLOW = WorkloadKey("loud", "relu"), WorkloadKey("quiet", "relu"), W
 SLOTS = 8
 FLOOD = 64
 ROUND_S = 4.0
-ROUNDS = 3
-"""The best counts: the test machine has other work, and what we do wrong is wrong in every round."""
+ROUNDS = 6
+"""At most: the test machine has other work, and what we do wrong is wrong in every round."""
+BURST_S = 1.0
+"""Of a rate, what may come at once."""
 
 
 @dataclass
@@ -52,22 +55,23 @@ class Pair:
     def client(self, tenant: str, at: DataPlaneNode | None = None) -> GrpcClient:
         return (at or self.gateway).grpc_client(self.gateway.authority.issue(Role.TENANT, tenant))
 
-    async def flood(self, model: str) -> AttackCost:
-        """The calls of the quiet tenant beside the flood; the round in which they suffered least."""
+    async def flood(self, model: str, suffers: Callable[[AttackCost], bool]) -> list[AttackCost]:
+        """The calls of the quiet tenant beside the flood, in rounds until there is one in which it does not suffer."""
         files = self.gateway.authority.issue(Role.TENANT, LOUD.tenant)
         address = f"127.0.0.1:{self.gateway.front.config.port}"
         client = self.client(QUIET.tenant)
         pids = [node.front.pid for node in (self.gateway, self.agent) if node.front.pid is not None]
         attack = Attack(model, address, FLOOD, files, "harness.attacks.tenant_flood")
+        costs = list[AttackCost]()
         try:
-            costs = [
-                await run_beside(lambda: client.infer("relu", INPUTS["relu"]), pids, [attack], for_s=ROUND_S)
-                for _ in range(ROUNDS)
-            ]
+            while len(costs) < ROUNDS and (not costs or suffers(costs[-1])):
+                costs.append(
+                    await run_beside(lambda: client.infer("relu", INPUTS["relu"]), pids, [attack], for_s=ROUND_S)
+                )
         finally:
             await client.close()
         assert not [error for cost in costs for error in cost.errors], "the quiet tenant lost calls"
-        return min(costs, key=lambda cost: cost.slower_p99)
+        return costs
 
 
 @pytest.fixture
@@ -116,8 +120,8 @@ async def test_a52_a_request_is_charged_where_it_enters_and_not_at_the_next_fron
 async def test_a52_the_rate_holds_while_fronts_are_killed(pair: Pair) -> None:
     rate, front = 20.0, pair.gateway.front
 
-    def has_restarted(times: int) -> bool:
-        return front.restarts >= times
+    def has_restarted(before: int) -> bool:
+        return front.restarts > before
 
     await pair.limit(TenantLimit(LOUD.tenant, PerSecond(rate)))
     loop, answered = asyncio.get_running_loop(), 0
@@ -131,8 +135,9 @@ async def test_a52_the_rate_holds_while_fronts_are_killed(pair: Pair) -> None:
         await client.close()
         if kills < 3:
             assert front.pid is not None
+            before = front.restarts
             os.kill(front.pid, signal.SIGKILL)
-            await until(partial(has_restarted, kills + 1), 20, "the front is started again")
+            await until(partial(has_restarted, before), 20, "the front is started again")
             await pair.limit(TenantLimit(LOUD.tenant, PerSecond(rate)))  # returns when it listens
     took = loop.time() - begin
     assert rate < answered <= rate * took + rate
@@ -147,23 +152,33 @@ async def code_of(client: GrpcClient) -> str:
     return "answered"
 
 
+@pytest.mark.alone
 async def test_a52_a_flood_that_its_limits_end_moves_others_little(pair: Pair) -> None:
-    await pair.limit(TenantLimit(LOUD.tenant, PerSecond(50.0), 4))
-    cost = await pair.flood("relu")
-    seen = cost.attackers[0]["seen"]
-    assert seen[Code.TENANT_RATE] > seen["answered"] > 0
-    record("A52", "P", ROUNDS, flood="over its limits", got=seen, **cost.figures())
+    rate, loop = 50.0, asyncio.get_running_loop()
+    await pair.limit(TenantLimit(LOUD.tenant, PerSecond(rate), 4))
+    begin = loop.time()
+    costs = await pair.flood("relu", lambda cost: cost.slower_p99 > 1.5)
+    most = rate * (loop.time() - begin) + BURST_S * rate
+    seen = sum((Counter(cost.attackers[0]["seen"]) for cost in costs), Counter[str]())
+    assert seen.keys() <= {"answered", Code.TENANT_RATE, Code.TENANT_CONCURRENCY}
+    assert seen.total() > seen["answered"] > 0, "some were refused"
+    assert seen["answered"] <= most
+    cost = min(costs, key=lambda each: each.slower_p99)
+    record("A52", "P", len(costs), flood="over its limits", got=seen, **cost.figures())
     assert cost.slower_p99 <= 1.5
 
 
+@pytest.mark.alone
 async def test_a52_others_do_not_wait_behind_slow_requests_that_nothing_limits(pair: Pair) -> None:
-    client = pair.client("loud")
-    loop = asyncio.get_running_loop()
-    await client.infer("slow", INPUTS["slow"], timeout=60)
-    begin = loop.time()
-    await client.infer("slow", INPUTS["slow"], timeout=60)
-    slow_s = loop.time() - begin
-    await client.close()
-    cost = await pair.flood("slow")
-    record("A52", "P", ROUNDS, flood="no limit, slow model", slow_ms=round(slow_s * 1e3, 1), **cost.figures())
-    assert cost.p99_ms < SLOTS * slow_s * 1e3, "it waited for the requests in all slots"
+    """How long a slow request takes on this machine now, the flood's answers tell: one after the other, as many in the
+    same seconds."""
+
+    def all_slots_ms(cost: AttackCost) -> float:
+        answered: int = cost.attackers[0]["seen"].get("answered", 0)
+        return SLOTS * ROUND_S / max(1, answered) * 1e3
+
+    costs = await pair.flood("slow", lambda cost: cost.p99_ms >= all_slots_ms(cost))
+    cost = min(costs, key=lambda each: each.p99_ms / all_slots_ms(each))
+    slow_ms = round(all_slots_ms(cost) / SLOTS, 1)
+    record("A52", "P", len(costs), flood="no limit, slow model", slow_ms=slow_ms, **cost.figures())
+    assert cost.p99_ms < all_slots_ms(cost), "it waited for the requests in all slots"

@@ -11,12 +11,17 @@ from harness.cluster.stack import DevStack, documents, on_nodes, policy, workloa
 from harness.wait import wait_until
 from shoal.devstack import ocr
 from shoal.devstack.load import ClosedLoopLoad
+from shoal.types.codes import Code
+from shoal.v1 import operator_pb2
 
 NAME = "reading"
 FAST, SLOW = "edge-npu", "plain-cpu"
 TIMES = 3.0
 """The guard's `p95` where a policy says none."""
 ENDS_S = 90.0
+ATTEMPTS = 4
+"""The guard is right to end a move while other programs make the slow one slower than it was chosen for, and a busy
+machine may leave a step of two seconds without an answer of the slow one: that step judged nothing."""
 
 
 @pytest.mark.alone
@@ -33,15 +38,23 @@ def test_a_slower_place_that_the_policy_allows_takes_over(stack: DevStack) -> No
     load.start()
     try:
         wait_until(lambda: load.outcomes()["ok"] >= 40, ENDS_S, "answers of the fast one")
-        there = stack.migrate(NAME, SLOW)
+        attempts = [stack.migrate(NAME, SLOW)]
+        while not steps_judged(attempts[-1]) and len(attempts) < ATTEMPTS:
+            assert attempts[-1].stage == "done" or attempts[-1].reason.code == Code.GUARD_TRIPPED, attempts
+            if attempts[-1].stage == "done":
+                assert stack.migrate(NAME, FAST).stage == "done"
+            attempts.append(stack.migrate(NAME, SLOW))
     finally:
         load.stop()
-    assert there.stage == "done", there
-    # A busy machine may leave a step of two seconds without an answer of the slow one: that step judged nothing.
-    judged = [each for each in there.readings if each.outcome != "not judged"]
-    assert judged, there.readings
+    judged = steps_judged(attempts[-1])
+    assert judged, attempts
     assert all(each.target.latency_p95_s > TIMES * each.source.latency_p95_s + 0.005 for each in judged), (
         f"the slow one is not slow: {judged}"
     )
     assert (len(load.calls) - load.outcomes()["ok"], load.wrong_count) == (0, 0), load.outcomes()
     stack.delete_workloads(NAME)
+
+
+def steps_judged(move: operator_pb2.MigrationView) -> list[operator_pb2.GuardReading]:
+    """Of a move that is done."""
+    return [each for each in move.readings if each.outcome != "not judged"] if move.stage == "done" else []

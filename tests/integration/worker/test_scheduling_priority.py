@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from shoal.agent.worker.pool_options import PoolOptions
 pytestmark = pytest.mark.skipif(
     not scheduling_priority.may_restore_priority(), reason="needs a limit for nice values that allows coming back"
 )
+
+
+STARVED_S = 120.0
+"""What steps aside gets only what others leave."""
 
 
 def policies(pid: int) -> set[int]:
@@ -41,15 +46,17 @@ async def test_a_spare_steps_aside_until_it_is_ready(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path) as pool:
         pid = spare(pool)
         assert policies(pid) == {os.SCHED_IDLE}
-        await until(lambda: policies(pid) == {os.SCHED_OTHER}, 30, "the spare to be ready")
+        await until(lambda: policies(pid) == {os.SCHED_OTHER}, STARVED_S, "the spare to be ready")
 
 
 async def test_what_is_wanted_now_waits_for_nobody(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path) as pool:
         pid = spare(pool)
         assert policies(pid) == {os.SCHED_IDLE}
+        os.kill(pid, signal.SIGSTOP)  # it gets no further until it was told
         await pool.start("wanted", models.add_one())
-        await until(lambda: policies(pid) == {os.SCHED_OTHER}, 0.5, "the spare to step up before it is ready")
+        await until(lambda: policies(pid) == {os.SCHED_OTHER}, 10, "the spare to step up before it is ready")
+        os.kill(pid, signal.SIGCONT)
         await pool.wait_event("wanted", WorkerReady)
         assert pool.pid("wanted") == pid
 
@@ -62,9 +69,9 @@ async def test_a_load_beside_the_replica_that_serves_steps_aside(tmp_path: Path)
         pid = await until(lambda: spare(pool), 10, "its process")
         assert policies(pid) == {os.SCHED_IDLE}
         assert await loading == "loading"
-        await pool.wait_event("moving", WorkerReady)
+        await pool.wait_event("moving", WorkerReady, STARVED_S)
         assert policies(pid) == {os.SCHED_OTHER}
 
 
 async def _phase(pool: WorkerPoolHarness, name: str) -> str:
-    return (await pool.wait_event(name, WorkerPhase)).phase
+    return (await pool.wait_event(name, WorkerPhase, STARVED_S)).phase
