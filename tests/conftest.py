@@ -2,9 +2,14 @@
 
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 
 from harness import report
+
+# How long an example takes says what else the machine does.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -48,7 +48,7 @@ async def region(tmp_path: Path) -> AsyncIterator[tuple[FakeCoordinator, AgentHo
             await coordinator.stop()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 async def test_f32_what_runs_keeps_running_and_what_is_desired_is_kept(
     region: tuple[FakeCoordinator, AgentHost],
 ) -> None:

@@ -133,7 +133,7 @@ def log_lines(stack: DevStack, name: str) -> list[str]:
 
 
 @pytest.mark.alone  # whoever else stalls the machine ends links, which begin anew with another epoch
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", AT)
 async def test_a13_fuzzed_frames(stack: DevStack, evil: CertificateFiles, kind: str) -> None:
     await fuzz(stack, kind, 800, evil)

@@ -27,8 +27,10 @@ pytestmark = pytest.mark.alone
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 ASKED = infer_request("relu", X).SerializeToString()
-IN_TIME_S = 12.0
+IN_TIME_S = 15.0
 """Ten seconds, and some for a machine that is busy."""
+OTHERS_S = 5.0
+"""Far below the ten seconds that a slow client has, and far above what another's call takes: some 50 ms."""
 YEARS = "99999999H"
 
 
@@ -122,7 +124,7 @@ async def slow_at_the_node(node: DataPlaneNode) -> dict[str, Any]:
     assert took.pop("grpc body") < 2 * IN_TIME_S, "ten seconds for a place, and ten in it"
     assert max(took.values()) < IN_TIME_S, took
     assert calls > 100
-    assert longest < 2
+    assert longest < OTHERS_S
     await connection.close()
     figures = {name.replace(" ", "_") + "_s": round(seconds, 1) for name, seconds in took.items()}
     return {"victim_calls": calls, "victim_longest_ms": round(longest * 1e3), **figures}
@@ -167,7 +169,7 @@ async def test_a15_who_does_not_read_its_answers_holds_no_more_than_its_share(no
     await until(full, 10, "what is over the caller's share to be refused")
     said = {"shoal-tenant": "acme"}
     longest = max([await duration_of(victim.infer("relu", X, extra_metadata=said)) for _ in range(50)])
-    assert longest < 2
+    assert longest < OTHERS_S
     for connection in connections:
         await connection.close()
     back = node.grpc_client(deaf)
@@ -207,7 +209,7 @@ async def test_a15_deadlines_of_years_and_cancel_storms(node: DataPlaneNode) -> 
 
     await until(idle, 5, "cancelled work to leave the queue")
     await until(storm.closed.is_set, 5, "the storm's connection to be closed")
-    assert longest < 2
+    assert longest < OTHERS_S
     patient = await connect_http2(node, files)
     patient.open_stream(1, INFER, grpc_timeout=YEARS)
     patient.send_message(1, ASKED, end=True)
@@ -267,11 +269,11 @@ async def slow_at_the_coordinator(coordinator: CoordinatorServer, tmp_path: Path
         ):
             group.create_task(one(what, coordinator.link, trusting(files), path, IN_TIME_S, b"TOO_SLOW"))
         # a stranger is told nothing: its connection ends
-        group.create_task(one("stranger", coordinator.enrol, stranger, "/shoal.v1.Enrolment/Redeem", 18.0, b""))
+        group.create_task(one("stranger", coordinator.enrol, stranger, "/shoal.v1.Enrolment/Redeem", 24.0, b""))
     return {f"{what}_s": round(seconds, 1) for what, seconds in took.items()}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_a15_slow_bodies_heads_and_handshakes(
     node: DataPlaneNode, coordinator: CoordinatorServer, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ GROWTH_MIB = 440
 were measured). More than these are never open at once where strangers end theirs by themselves."""
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 LONGEST_MS = 1000.0
-LIMIT_S = 12.0
+LIMIT_S = 15.0
 """Ten seconds for a handshake, and some for a machine that is busy."""
 
 
@@ -111,13 +111,13 @@ async def silence(coordinator: CoordinatorServer, node: DataPlaneNode, count: in
     record("A16", "P", 6, connections=6 * count, **figures)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_a16_silent_connections(coordinator: CoordinatorServer, node: DataPlaneNode) -> None:
     await silence(coordinator, node, CONNECTIONS, GROWTH_MIB)
 
 
 @pytest.mark.parametrize(("kind", "count", "grown_mib"), [("junk", 3000, GROWTH_MIB), ("reconnect", 600, 200)])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 async def test_a16_strangers_that_come_again_and_again(
     coordinator: CoordinatorServer, node: DataPlaneNode, kind: str, count: int, grown_mib: int
 ) -> None:

@@ -83,7 +83,7 @@ def crowds(kind: Descriptor) -> Iterator[tuple[str, bytes]]:
     yield "unknown", UNKNOWN * (SIZE // len(UNKNOWN))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_a55_crowded_requests_on_every_method(coordinator: CoordinatorServer) -> None:
     assert coordinator.process is not None
     process, others = psutil.Process(coordinator.process.pid), Others(coordinator)

@@ -128,7 +128,7 @@ async def code_of(client: GrpcClient, crowd: RepeatedMessage, compression: grpc.
     return said.rpartition("(")[2].rstrip(")")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "compression",
     [pytest.param(grpc.Compression.NoCompression, marks=pytest.mark.long), grpc.Compression.Gzip],

@@ -91,9 +91,9 @@ REST_READ: Final = {
 """Of those, which read a body, and how much."""
 X: Final = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 BEARER: Final = "correct horse battery staple"
-IN_TIME_S: Final = 12.0
+IN_TIME_S: Final = 15.0
 """Ten seconds, and some for a machine that is busy."""
-OTHERS_S: Final = 2.0
+OTHERS_S: Final = 5.0
 FUZZED: Final = 24
 """Messages of each method; `tests/fuzz` has its hundred thousand of each kind of message."""
 
@@ -290,7 +290,7 @@ async def test_a14_four_gigabytes_declared_on_every_method(
     record("A14", "P", tried, methods=len(METHODS), declared="4 GiB", **others.figures)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a15_a_message_that_never_ends_on_every_method(
     serving_node: DataPlaneNode, callers: tuple[Caller, ...]
 ) -> None:
@@ -415,7 +415,7 @@ async def test_a13_fuzzed_bodies_on_every_rest_method(serving_node: DataPlaneNod
     record("A13", "P", sum(seen.values()), what="rest", methods=len(REST), answers=seen, **others.figures)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a14_too_large_on_every_rest_method(serving_node: DataPlaneNode) -> None:
     """A byte too many; what expands to it; 4 GiB that are declared alone. What reads no body answers without it."""
     tried = 0

@@ -14,7 +14,7 @@ from shoal.types.device import Role
 COUNT = 4000
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_thousands_of_requests_at_once_wait_for_their_turn(node: DataPlaneNode) -> None:
     tenant = node.authority.issue(Role.TENANT, "acme")
     spec = {

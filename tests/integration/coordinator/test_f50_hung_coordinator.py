@@ -18,11 +18,11 @@ from shoal.coordinator.main.watchdog import END_SIGNAL, LIMIT_S
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
-FOUND_WITHIN_S = 4 * LIMIT_S
+FOUND_WITHIN_S = 12 * LIMIT_S
 """Where the processors are busy, a loop that keeps one takes longer to have had it for so long."""
-BACK_WITHIN_S = 10.0
+BACK_WITHIN_S = 30.0
 STEP_S = 1.0
 HANGS = """
 import signal, sys, threading
@@ -53,7 +53,7 @@ def start_coordinator(folder: Path) -> CoordinatorServer:
     return made
 
 
-def answers(coordinator: CoordinatorServer, timeout_s: float = 2.0) -> bool:
+def answers(coordinator: CoordinatorServer, timeout_s: float = 10.0) -> bool:
     stub = operator(coordinator.link, coordinator.certificate(Role.OPERATOR, "op"))
     try:
         return bool(stub.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=timeout_s).name)

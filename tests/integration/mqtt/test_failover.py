@@ -13,8 +13,8 @@ from harness.faults.tcp_proxy import TcpProxy, tcp_proxy_in_thread
 from harness.wait import wait_until
 
 NODE = "plain-cpu"
-FALLS_BACK_S = 20.0
-RETURNS_S = 40.0
+FALLS_BACK_S = 60.0
+RETURNS_S = 60.0
 """It looks whether gRPC is back after 7.5 to 15 s."""
 
 
