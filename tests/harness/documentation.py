@@ -17,9 +17,14 @@ from shoal.coordinator.main.options import parser_of as coordinator_parser
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted(ROOT.glob("[CS]*.md")), *sorted((ROOT / "docs").rglob("*.md")))
-_BLOCK: Final = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(
+    r"(?:^ *<!-- not run: (?P<not_run>[^>]+) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^ *```",
+    re.MULTILINE | re.DOTALL,
+)
 _INCLUDE: Final = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
 """A file in place of the line, as on the site."""
+_FILE: Final = re.compile(r"`([\w./-]+\.yaml)`")
 _SPAN: Final = re.compile(r"(?<!`)`((?:shoal|shoal-agent|shoal-coordinator|make) [^`]+)`(?!`)")
 _ENDS: Final = frozenset(("|", "||", "&&", ";", "&", "(", ")", "<", ">", ">>", "$", "{", "}"))
 _PREFIXES: Final = frozenset(("sudo", "exec", "time", "nohup", "then", "do", "!"))
@@ -32,18 +37,32 @@ class Snippet:
     place: str
     # sh, yaml, python and so on; span: code inside a sentence.
     language: str
+    # Without its indentation.
     text: str
+    # Of `<!-- not run: .. -->` above a block: why `tests/integration/test_pages.py` does not type it.
+    not_run: str = ""
+    # The file whose text it is, or that the sentence above it names; empty: none.
+    file: str = ""
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
     text = page.read_text()
     for found in _BLOCK.finditer(text):
-        indent = len(found[1])
-        body = "\n".join(each[indent:] for each in found[3].split("\n"))
+        indent = len(found["indent"])
+        body = "\n".join(each[indent:] for each in found["body"].split("\n"))
+        included = _INCLUDE.findall(body)
         body = _INCLUDE.sub(lambda each: (ROOT / each[1]).read_text(), body)
-        yield Snippet(_place(page, text, found.start() + 1), found[2], body)
+        place = _place(page, text, found.start("indent") + 1)
+        reason = " ".join((found["not_run"] or "").split())
+        file = included[0] if included else _file_above(text[: found.start()])
+        yield Snippet(place, found["language"], body, reason, file)
     for found in _SPAN.finditer(_BLOCK.sub("", text)):
         yield Snippet(_place(page, text, 0, found[1]), "span", " ".join(found[1].split()))
+
+
+def _file_above(text: str) -> str:
+    named = _FILE.findall(text.rstrip("\n").rpartition("\n\n")[2])
+    return named[-1] if named else ""
 
 
 def _place(page: Path, text: str, offset: int, sought: str = "") -> str:

@@ -1,5 +1,5 @@
 """Every command line that README and docs show is one that the program takes; Python and JSON can be read. YAML:
-`test_documents.py`. The tutorial is typed from start to end in `tests/integration/test_tutorial.py`."""
+`test_documents.py`. What a block shows is typed in a region in `tests/integration/test_pages.py`."""
 
 import ast
 import json
