@@ -1,4 +1,4 @@
-"""The tutorial, unchanged, on containers; `tests/integration/test_tutorial.py` has the same on processes."""
+"""The tutorial, unchanged, on containers; `tests/integration/test_pages.py` has the same on processes."""
 
 from pathlib import Path
 
