@@ -3,7 +3,7 @@
 import pytest
 
 from harness.models.synthetic import FLOAT, INT64, Axes, tensor
-from shoal.coordinator.core.graph.reference import Scheme, reference_inputs
+from shoal.coordinator.core.graph.reference import Scheme, check_shapes, reference_inputs
 
 SCHEME = Scheme(height=100, width=200, sequence=30, samples=400)
 
@@ -37,6 +37,17 @@ def test_open_axes(axes: Axes, dtype: int, expected: tuple[int, ...]) -> None:
 def test_one_symbol_has_one_length() -> None:
     found = reference_inputs([tensor("a", ["n", 4]), tensor("b", [7, "n"])], SCHEME)
     assert (found["a"].shape, found["b"].shape) == ((1, 4), (7, 1))
+
+
+def test_a_question_mark_names_no_axis() -> None:
+    """Paddle's exporter calls every open axis so: height and width of a line of text, too."""
+    inputs = [tensor("x", [-1, 3, "?", "?"])]
+    assert reference_inputs(inputs, SCHEME)["x"].shape == (1, 3, 100, 200)
+    shapes = {"x": (1, 3, 48, 192)}
+    assert check_shapes(inputs, shapes) is None
+    assert reference_inputs(inputs, SCHEME, shapes)["x"].shape == (1, 3, 48, 192)
+    others = [*inputs, tensor("z", ["?", 2])]
+    assert reference_inputs(others, SCHEME, shapes)["z"].shape == (1, 2), "it says nothing of another input either"
 
 
 def test_an_unknown_number_of_axes_stays_unknown() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onnx import TensorProto, ValueInfoProto
+from onnx import TensorProto, TensorShapeProto, ValueInfoProto
 
 from shoal.coordinator.core.graph.values import UNKNOWN, Value
 from shoal.types.codes import Code, Refusal
@@ -56,6 +56,8 @@ _LINE_WIDTH: Final = 320
 _DEPTH: Final = 16
 _CHANNELS: Final = (1, 3, 4)
 _FLOATING: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_NAMELESS: Final = "?"
+"""Paddle's exporter calls every open axis so: two of that name may differ."""
 _SEQUENCE_SYMBOLS: Final = ("seq", "len", "time", "frame", "token", "past")
 
 
@@ -83,8 +85,8 @@ def reference_inputs(
                 length = fixed[axis] if fixed[axis] >= 0 else wanted[axis]
                 if length < 0:
                     length = _open_length(axis, dim.dim_param, fixed, tensor.elem_type, scheme)
-                    if dim.dim_param:
-                        length = symbols.setdefault(dim.dim_param, length)
+                    if symbol := _symbol_of(dim):
+                        length = symbols.setdefault(symbol, length)
                 shape.append(length)
             found[given.name] = Value(tensor.elem_type, tuple(shape))
     return found
@@ -112,10 +114,11 @@ def check_shapes(inputs: Sequence[ValueInfoProto], shapes: Shapes) -> Refusal | 
                 "shoal model inspect FILE",
             )
         for dim, length in zip(given.type.tensor_type.shape.dim, shape, strict=True):
-            if dim.dim_param and length > -1 and symbols.setdefault(dim.dim_param, length) != length:
+            symbol = _symbol_of(dim)
+            if symbol and length > -1 and symbols.setdefault(symbol, length) != length:
                 return Refusal(
                     Code.INVALID_ARGUMENT,
-                    f"{dim.dim_param:.80} of {symbols[dim.dim_param]}, and of {length} in {name:.80}",
+                    f"{symbol:.80} of {symbols[symbol]}, and of {length} in {name:.80}",
                     "the same length wherever the graph names the same axis",
                     "shoal model inspect FILE",
                 )
@@ -130,12 +133,18 @@ def _whole(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
 def _given_symbols(inputs: Iterable[ValueInfoProto], shapes: Shapes) -> dict[str, int]:
     """The lengths of symbols that follow from shapes, so that they hold in other inputs too."""
     return {
-        dim.dim_param: length
+        symbol: length
         for given in inputs
         if given.name in shapes
         for dim, length in zip(given.type.tensor_type.shape.dim, shapes[given.name], strict=False)
-        if dim.dim_param and length >= 0
+        if (symbol := _symbol_of(dim)) and length >= 0
     }
+
+
+def _symbol_of(dim: TensorShapeProto.Dimension) -> str:
+    """The name by which an axis is the same as others; empty: it has none."""
+    name: str = dim.dim_param
+    return "" if name == _NAMELESS else name
 
 
 def axes_of(given: ValueInfoProto) -> tuple[int, ...]:
