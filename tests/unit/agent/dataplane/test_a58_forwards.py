@@ -128,10 +128,10 @@ def test_a58_a_key_that_is_none_signs_nothing_that_counts() -> None:
 
 def test_a58_it_costs_microseconds() -> None:
     ends, count = FrontPair(), 2000
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(count):
         call = ends.call()
         ends.receiver.check(call, "e", "")
         ends.receiver.consume(call, "e")
-    each = (time.perf_counter() - began) / count
+    each = (time.thread_time() - began) / count
     assert each < COST_S, f"{each * 1e6:.1f} us"
