@@ -2,19 +2,15 @@
 
 from collections.abc import Generator
 
-import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
 from harness import report
 
-# How long an example takes says what else the machine does.
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
 # How long an example takes is the machine's business: with others at work a sound one took more than the 200 ms that
 # Hypothesis allows by default, and drawing the first few more than its second.
-settings.register_profile("shoal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shoal")
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
