@@ -89,7 +89,7 @@ def test_the_tail_of_an_emulated_device_reaches_nowhere() -> None:
     trial = next(iter(region.memory.residuals))
     learnt = replace(residual, log_tail=0.0, tail_runs=20)
     region.memory = replace(region.memory, residuals=region.memory.residuals.set(trial, learnt))
-    found = remembered(region.world(), "ab", {})
+    found = remember_afresh(region.world(), "ab", {})
     assert math.isnan(found.residuals[trial].log_tail), "what an older version learnt is forgotten"
     assert found.trials == {trial}, "and stored"
 
@@ -111,7 +111,7 @@ def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     (residual,) = region.memory.residuals.values()
     assert residual.log_ratio_of_sum > 0
     fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
-    known = remembered(replace(region.world(), fleet=fleet), "abc", {})
+    known = remember_afresh(replace(region.world(), fleet=fleet), "abc", {})
     assert known == (region.memory.measured, region.memory.residuals, frozenset())
 
 
@@ -124,11 +124,11 @@ def test_warm_ups_of_one_step_teach_what_they_teach_in_one_step_each() -> None:
     region.run(5)
     intents, before = {each.key: each for each in region.intents}, ReconcilerMemory()
     world = replace(region.world(), memory=before)
-    at_once = remembered(world, names, intents)
+    at_once = remember_afresh(world, names, intents)
     changed, kept = set[Trial](), ResidualsByKind(before.residuals)
     for name in names:
         found = remember_warm_ups(replace(world, memory=before), [name], intents, kept)
-        assert found == remembered(replace(world, memory=before), [name], intents), "whatever is kept between steps"
+        assert found == remember_afresh(replace(world, memory=before), [name], intents), "whatever is kept"
         before = replace(before, measured=found.measured, residuals=found.residuals)
         changed |= found.trials
     assert len(at_once.measured) == len(names)
@@ -175,7 +175,7 @@ def test_copies_between_layouts_count_by_the_node() -> None:
     assert ratios["a"] < -0.5
 
 
-def remembered(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
+def remember_afresh(world: RegionState, nodes: Iterable[str], intents: Mapping[WorkloadKey, Intent]) -> WarmUps:
     """With nothing kept of earlier steps."""
     return remember_warm_ups(world, nodes, intents, ResidualsByKind(world.memory.residuals))
 
@@ -190,7 +190,7 @@ def test_a_ratio_of_an_older_version_is_computed_again_while_the_replica_runs() 
     region.run(5)
     before = region.memory.residuals
     region.memory = replace(region.memory, residuals=Map({trial: older(each) for trial, each in before.items()}))
-    found = remembered(region.world(), "abc", {each.key: each for each in region.intents})
+    found = remember_afresh(region.world(), "abc", {each.key: each for each in region.intents})
     assert found.trials == frozenset(before)
     assert [repr(each) for each in found.residuals.values()] == [repr(each) for each in before.values()]
 
@@ -201,13 +201,13 @@ def test_a_ratio_is_computed_again_where_a_model_has_a_newer_profile() -> None:
     newer = replace(region.profiles[DIGEST], version=PROFILE_VERSION + 1, size_bytes=Bytes(2 * 2**20))
     region.profiles = {**region.profiles, DIGEST: newer}
     intents = {each.key: each for each in region.intents}
-    found = remembered(region.world(), "abc", intents)
+    found = remember_afresh(region.world(), "abc", intents)
     ((trial, learnt),) = found.residuals.items()
     assert found.trials == {trial}
     assert learnt.load_sizes is not None
     assert learnt.load_sizes.other_bytes == 2 * 2**20
     known = replace(region.world(), memory=replace(region.memory, residuals=found.residuals))
-    assert remembered(known, "abc", intents).trials == frozenset()
+    assert remember_afresh(known, "abc", intents).trials == frozenset()
 
 
 def test_what_an_older_version_knew_of_a_load_stays_where_no_receipt_promises_anything() -> None:
@@ -217,7 +217,7 @@ def test_what_an_older_version_knew_of_a_load_stays_where_no_receipt_promises_an
     region.memory = replace(region.memory, residuals=kept)
     silent = {name: replace(state, receipts={}) for name, state in region.fleet.nodes.items()}
     world = replace(region.world(), fleet=replace(region.fleet, nodes=silent))
-    assert remembered(world, "abc", {}) == (region.memory.measured, kept, frozenset())
+    assert remember_afresh(world, "abc", {}) == (region.memory.measured, kept, frozenset())
 
 
 def test_ratios_of_an_older_version_keep_no_newer_ones_out() -> None:
@@ -226,7 +226,7 @@ def test_ratios_of_an_older_version_keep_no_newer_ones_out() -> None:
     (learnt,) = region.memory.residuals.values()
     gone = [Trial(DIGEST, f"gone{at}", "cpu0") for at in range(MOST_OF_A_KIND)]
     region.memory = ReconcilerMemory(residuals=Map(dict.fromkeys(gone, older(learnt))))
-    found = remembered(region.world(), "abc", {each.key: each for each in region.intents})
+    found = remember_afresh(region.world(), "abc", {each.key: each for each in region.intents})
     assert len(found.residuals) == MOST_OF_A_KIND
     assert [trial.node for trial, each in found.residuals.items() if each.is_of_sum] == ["a"]
     assert found.nodes == {"a", "gone0"}
@@ -237,7 +237,7 @@ def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:
     kept = Trial(DIGEST, "a", "cpu0")
     gone = [Trial(DIGEST, f"{number:05}", "cpu0") for number in range(MOST_WARM_UPS)]
     memory = ReconcilerMemory(measured=Map(dict.fromkeys((*gone, kept), warm())))
-    found = remembered(replace(region.world(), memory=memory), (), {})
+    found = remember_afresh(replace(region.world(), memory=memory), (), {})
     assert len(found.measured) == MOST_WARM_UPS - MOST_WARM_UPS // 8
     assert kept in found.measured
     assert gone[-1].node in found.nodes

@@ -143,7 +143,7 @@ def explanation_bytes() -> int:
     return len(json.dumps({**plain(reply), **beside}))
 
 
-def followed() -> dict[str, list[str]]:
+def tables_by_page() -> dict[str, list[str]]:
     """Tables by page, as the page's source says; of the page of one workload under `workload`."""
     found: dict[str, list[str]] = {}
     for line in MAIN.read_text().splitlines():
@@ -158,7 +158,7 @@ def followed() -> dict[str, list[str]]:
 
 
 def test_pages_follow_tables_that_there_are() -> None:
-    pages = followed()
+    pages = tables_by_page()
     assert {"overview", "fleet", "workloads", "workload", "migrations", "federation", "events", "plan"} <= pages.keys()
     assert all(set(each) <= TABLES for each in pages.values())
 
@@ -172,13 +172,13 @@ def test_a_short_table_says_what_the_long_one_says() -> None:
     assert node_state_row(cordoned) == cordoned, "whatever needs a look is in it"
 
 
-@pytest.mark.parametrize("page", sorted(followed()))
+@pytest.mark.parametrize("page", sorted(tables_by_page()))
 def test_no_page_of_a_large_region_is_over_a_megabyte(page: str) -> None:
     rows = tables()
     files = sum(len(each.content) for name, each in assets.load().items() if not name.endswith(".txt"))
     sizes = {
         table: len(rows_text([(key, row_text(row)) for key, row in rows[table]]).encode())
-        for table in followed()[page]
+        for table in tables_by_page()[page]
         if table in rows
     }
     sizes["files"] = files
