@@ -1,5 +1,6 @@
 """Options of all tests; what the rows of the fault and attack tables leave in the report."""
 
+import os
 from collections.abc import Generator
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 from harness import report
 
+# As Shoal's agents do: tests send nobody what they run.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # How long an example takes is the machine's business: with others at work a sound one took more than the 200 ms that
 # Hypothesis allows by default, and drawing the first few more than its second.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
