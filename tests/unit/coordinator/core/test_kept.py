@@ -331,6 +331,18 @@ def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> No
     assert again.refuted == ()
 
 
+def test_what_a_step_learnt_that_was_not_stored_is_forgotten() -> None:
+    region = CoreRegion(node("a"))
+    region.intents = (intent(),)
+    region.run(5)
+    known = KeptDecisions()
+    ((trial, _),) = region.memory.residuals.items()
+    known.residuals_of(region.memory).put(trial, None)
+    again = known.residuals_of(region.memory)
+    assert again.residuals is region.memory.residuals
+    assert known.residuals_of(region.memory) is again
+
+
 def test_a_large_apply_is_taken_up_by_several_steps_those_of_highest_rank_first() -> None:
     region = region_of(NODES)
     region.run(5)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shoal.coordinator.core.placement.rank import place_number, tie_break, tie_breaks, variant_number
+from shoal.coordinator.core.placement.rank import place_number, tie_breaks, tie_breaks_of, variant_number
 
 PLACES = [(f"node-{number}", device) for number in range(500) for device in ("cpu0", "gpu0")]
 
@@ -13,7 +13,8 @@ PLACES = [(f"node-{number}", device) for number in range(500) for device in ("cp
 def test_many_places_at_once_are_in_the_order_of_each_by_itself() -> None:
     numbers = np.array([place_number(*place) for place in PLACES], dtype=np.uint64) ^ np.uint64(variant_number("fp16"))
     found = tie_breaks(7, "shop/ocr", numbers).tolist()
-    assert found == [tie_break(7, "shop/ocr", *place, "fp16") for place in PLACES]
+    assert found == tie_breaks_of(7, "shop/ocr", [(*place, "fp16") for place in PLACES])
+    assert found == [each for place in PLACES for each in tie_breaks_of(7, "shop/ocr", [(*place, "fp16")])]
     assert len({*found}) == len(PLACES)
 
 
@@ -22,7 +23,9 @@ def test_the_seed_and_every_name_count() -> None:
         *((0, "w", "a", "cpu0", "m"), (1, "w", "a", "cpu0", "m"), (0, "v", "a", "cpu0", "m")),
         *((0, "w", "b", "cpu0", "m"), (0, "w", "a", "cpu1", "m"), (0, "w", "a", "cpu0", "n")),
     ]
-    assert len({tie_break(*case) for case in cases}) == len(cases)
+    assert len(
+        {tie_breaks_of(seed, name, [(node, device, model)])[0] for seed, name, node, device, model in cases}
+    ) == len(cases)
 
 
 def test_workloads_are_spread_evenly_over_equal_places() -> None:

@@ -7,7 +7,7 @@ other mean of several quantities needs scales that do (docs/decisions/0034-objec
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -125,14 +125,16 @@ def pareto(figures: Sequence[TermValues]) -> list[bool]:
     return on_front
 
 
-def tie_break(seed: int, workload: str, node: str, device: str, variant: str) -> int:
-    """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
-    place = place_number(node, device) ^ variant_number(variant)
-    return int(tie_breaks(seed, workload, np.array([place], dtype=np.uint64))[0])
+def tie_breaks_of(seed: int, workload: str, places: Iterable[tuple[str, str, str]]) -> list[int]:
+    """An order among equals that depends on the seed and the names alone, never on the order of evaluation. places:
+    node, device and variant of each."""
+    numbers = [place_number(node, device) ^ variant_number(variant) for node, device, variant in places]
+    return [int(each) for each in tie_breaks(seed, workload, np.array(numbers, dtype=np.uint64))]
 
 
 def tie_breaks(seed: int, workload: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`tie_break` of many places. places: the bits of `place_number` that differ from those of `variant_number`.
+    """`tie_breaks_of` places whose numbers are known: of each, the bits in which `place_number` and `variant_number`
+    differ.
 
     The finaliser of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014) spreads
     what differs over all bits. So the order of two places in one workload tells nothing of that in another."""

@@ -60,7 +60,11 @@ class ResidualsByKind:
         """None: without one from now on."""
         before = self.residuals.get(trial)
         if before is not None and self._of_kind is not None:
-            self._of_kind.get((trial.model, before.device_class), {}).pop(trial, None)
+            kind = trial.model, before.device_class
+            same = self._of_kind.get(kind, {})
+            same.pop(trial, None)
+            if not same:
+                self._of_kind.pop(kind, None)
         if residual is not None:
             self.residuals = self.residuals.set(trial, residual)
             self._add(trial, residual)
