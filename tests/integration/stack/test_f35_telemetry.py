@@ -2,6 +2,7 @@
 supervisor is stopped, and the test reports with its certificate."""
 
 import asyncio
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class Lies:
     codes: dict[str, set[Code]] = field(default_factory=lambda: {name: set() for name in LIES})
     # Number of reports that lied.
     count: int = 0
-    # For each attempt, the median time of an answer to others while there are lies, over the one just before.
+    # For each attempt, the median time of an answer to others beside lies, over the one beside true reports before.
     ratios: list[float] = field(default_factory=list)
 
 
@@ -101,7 +102,7 @@ def view(stack: DevStack) -> operator_pb2.NodeView:
 
 
 async def lie(stack: DevStack, others: InferenceLoad) -> Lies:
-    """Attempts until the answers to `others` are as fast beside lies as before them, at most ATTEMPTS."""
+    """Attempts until the answers to `others` are as fast beside lies as beside true reports, at most ATTEMPTS."""
     clock = SystemClock()
     with stack.api() as api:
         node = from_wire(Node, api.get("nodes", LIAR).nodes[0].node)
@@ -116,18 +117,24 @@ async def lie(stack: DevStack, others: InferenceLoad) -> Lies:
     session: GrpcSession = await until(
         lambda: link.connect(Hello(node, "nonce-liar", None, 1, clock.wall())), 30.0, "the old session to be over"
     )
-    lies = Lies()
+    lies, sent = Lies(), itertools.count(1)
+
+    async def report(twist: Callable[[Reading], Reading]) -> None:
+        now = clock.wall()
+        reading = twist(Reading(node.devices[0].name, Bytes(2**20), 0.1, 40.0, Watts(5.0), 1.0, now))
+        status = Status(
+            LIAR, session.welcome.epoch, next(sent), True, None, (observed,), (), (reading,), (), now, True
+        )  # fmt: skip
+        await session.send(status)
+
     while len(lies.ratios) < ATTEMPTS and (not lies.ratios or lies.ratios[-1] > WORSE_AT_MOST):
-        calm = await answers_to(others, BEATS * len(LIES) * ANSWERS_A_BEAT)
-        beside: list[float] = []
+        calm, beside = list[float](), list[float]()
+        for _ in range(BEATS * len(LIES)):
+            await report(lambda it: it)
+            calm += await answers_to(others, ANSWERS_A_BEAT)
         for name, twist in BEATS * tuple(LIES.items()):
             lies.count += 1
-            now = clock.wall()
-            true = Reading(node.devices[0].name, Bytes(2**20), 0.1, 40.0, Watts(5.0), 1.0, now)
-            report = Status(
-                LIAR, session.welcome.epoch, lies.count, True, None, (observed,), (), (twist(true),), (), now, True
-            )  # fmt: skip
-            await session.send(report)
+            await report(twist)
             async with asyncio.timeout(10.0):
                 while not isinstance(answer := await session.receive(), Refused):
                     pass
