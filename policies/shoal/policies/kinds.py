@@ -38,7 +38,8 @@ class DocumentPart(BaseModel):
 
     A field's `description` says what it means in one or two sentences, and what holds without it; `examples` are values
     as people type them. The JSON Schema and the reference are made from both; a field whose type has an example of its
-    own (a quantity, a choice, true or false) needs none.
+    own (a quantity, a choice, true or false) needs none, and a mapping's follows from its fields, unless they only mean
+    something together.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
@@ -227,7 +228,9 @@ class Require(DocumentPart):
         default=None, description="Which precisions may serve, and how much they may differ."
     )
     availability: Availability | None = Field(
-        default=None, description="How many replicas, how far apart, and in reserve."
+        default=None,
+        description="How many replicas, how far apart, and in reserve.",
+        examples=[{"replicas": 2, "spread": "node"}],
     )
     trust: TrustSpec | None = Field(default=None, description="What must be known of a device and a model.")
     partial: Share | None = Field(
@@ -467,7 +470,9 @@ class ScheduleSpec(DocumentPart):
 class PolicySpec(DocumentPart):
     require: Require = Field(default=Require(), description="Hard requirements.")
     limits: LimitsSpec = Field(default=LimitsSpec(), description="Hard limits of cost, energy, carbon and power.")
-    optimize: Optimize | None = Field(default=None, description="What is best among what is allowed.")
+    optimize: Optimize | None = Field(
+        default=None, description="What is best among what is allowed.", examples=[{"energy": 0.7, "latency": 0.3}]
+    )
     prefer: Annotated[Many[Selector], Field(max_length=8)] = Field(
         default=(),
         description="CEL expressions, the best first: a candidate for which an earlier one holds is chosen before all "
@@ -475,7 +480,11 @@ class PolicySpec(DocumentPart):
         examples=[['device.kind == "npu"', 'device.kind == "gpu"']],
     )
     relax: Many[Relax] = Field(default=(), description="What may give, in this order, if nothing fits.")
-    federation: DelegationSpec | None = Field(default=None, description="Delegation to other regions.")
+    federation: DelegationSpec | None = Field(
+        default=None,
+        description="Delegation to other regions.",
+        examples=[{"delegate": "when-better", "margin": "15%"}],
+    )
     migration: MigrationSpec | None = Field(default=None, description="How and when replicas move.")
     partition: Partition = Field(
         default=Partition(), description="What holds while node and coordinator are out of contact."
@@ -611,7 +620,11 @@ Session = Annotated[
 class WorkloadSpec(DocumentPart):
     model: ModelSpec = Field(description="What is served.")
     traffic: Many[TrafficSource] = Field(default=(), description="Declared traffic, by origin.")
-    batching: Batching = Field(default=Batching(), description="Whether requests may run as one batch.")
+    batching: Batching = Field(
+        default=Batching(),
+        description="Whether requests may run as one batch.",
+        examples=[{"max": 16, "delay": "2ms"}],
+    )
     capture: Capture = Field(default=Capture(), description="Whether requests may be kept to verify moves.")
     session: Session = Field(
         default="stateless", description="Whether requests belong together; `stateless`: each is by itself."
@@ -678,7 +691,7 @@ class TenantSpec(DocumentPart):
 class Tenant(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
     kind: Literal["Tenant"] = Field(default="Tenant", description=_KIND_FIELD)
-    metadata: NameMetadata = Field(description="Its name.")
+    metadata: NameMetadata = Field(description="Its name.", examples=[{"name": "shop"}])
     spec: TenantSpec = Field(default=TenantSpec(), description="What it may do.")
 
 
@@ -758,7 +771,7 @@ class SleepSpec(DocumentPart):
 
 
 class RegionSpec(DocumentPart):
-    location: Location = Field(default=Location(), description="Where it is.")
+    location: Location = Field(default=Location(), description="Where it is.", examples=[{"residency": "eu"}])
     sleep: SleepSpec | None = Field(default=None, description="When its devices sleep.")
     price: Price | None = Field(
         default=None,
@@ -779,7 +792,7 @@ class RegionSpec(DocumentPart):
 class Region(DocumentPart):
     api_version: Literal["shoal/v1"] = Field(default=API_VERSION, alias="apiVersion", description=_API_VERSION_FIELD)
     kind: Literal["Region"] = Field(default="Region", description=_KIND_FIELD)
-    metadata: NameMetadata = Field(description="The region's own name.")
+    metadata: NameMetadata = Field(description="The region's own name.", examples=[{"name": "eu-west"}])
     spec: RegionSpec = Field(default=RegionSpec(), description="What is so in this region.")
 
 

@@ -1,6 +1,6 @@
 """Generates the JSON Schema of the kinds for editors: `python -m shoal.policies.schema > shoal.json`.
 
-Every property has a `description`, and every one that holds a value itself has `examples`. Two keywords are ours:
+Every property has a `description` and `examples`; that of a mapping is made of its fields' own. Two keywords are ours:
 `x-value` says what a text is, and `x-units` lists the units of a quantity. The policy reference is made from it.
 """
 
@@ -49,10 +49,10 @@ def schema() -> dict[str, Any]:
     for top in KINDS.values():
         for model in every_model(top):
             _show_quantities(model, body["$defs"][model.__name__]["properties"])
-    for definition in body["$defs"].values():
+    definitions = body["$defs"]
+    for definition in definitions.values():
         for name, value in definition["properties"].items():
-            if "examples" not in value and (example := _implied_example(value)) is not None:
-                definition["properties"][name] = {**value, "examples": [example]}
+            definition["properties"][name] = {**value, "examples": _examples(definitions, value)}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA_ID, **body}
 
 
@@ -65,13 +65,29 @@ def _show_quantities(model: type[BaseModel], properties: dict[str, Any]) -> None
             properties[name] |= {"default": shown, "examples": info.examples or [shown]}
 
 
-def _implied_example(value: Mapping[str, Any]) -> Any:
-    """What stands for a field whose type leaves few values; None for others."""
+def _examples(definitions: Mapping[str, Any], value: Mapping[str, Any]) -> list[Any]:
+    """The examples that a field states or, without any, the one that follows from its type."""
+    if value.get("examples"):
+        return list(value["examples"])
     if value.get("default") not in (None, [], {}):
-        return value["default"]
+        return [value["default"]]
     if "const" in value:
-        return value["const"]
-    return value["enum"][0] if "enum" in value else None
+        return [value["const"]]
+    if "enum" in value:
+        return [value["enum"][0]]
+    mapping = next(inner_mappings(definitions, value), None)
+    if mapping is None:
+        return []
+    shown = _shown_mapping(definitions, mapping)
+    return [[shown] if value.get("type") == "array" else shown]
+
+
+def _shown_mapping(definitions: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as short as it may stand in a document: the fields that it must have, else its first, as in their
+    own examples. Each further field has an example at its own place."""
+    properties = mapping["properties"]
+    names = mapping.get("required") or list(properties)[:1]
+    return {name: _examples(definitions, properties[name])[0] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
