@@ -331,6 +331,7 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
         Listed("ADMITTED", lambda row: use_text(row.tenant_quota, "admitted"), rank=6, right=True),
         Listed("OVER RATE", lambda row: use_text(row.tenant_quota, "over_rate"), rank=5, right=True),
         Listed("OVER CONCURRENCY", lambda row: use_text(row.tenant_quota, "over_concurrency"), rank=8, right=True),
+        Listed("AGE", lambda row: age(row.applied_at), rank=9, right=True),
         _wide("SHARES", lambda row: " ".join(map(share_text, row.tenant_quota.entries)) or "-"),
         *(_wide(each.name, each.cell) for each in _DOCUMENT[1:] if each.name != "AGE"),
     ),
@@ -339,6 +340,8 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
         Listed("PRICE", lambda row: signal_of(row, "price"), rank=1, least=12),
         Listed("CARBON", lambda row: signal_of(row, "carbon"), rank=2, least=12),
         Listed("LEADER", lambda row: row.leader or "-", rank=3),
+        # Of its document, which it need not have.
+        Listed("AGE", _of_document(lambda row: age(row.applied_at)), rank=4, right=True),
         _wide("COORDINATORS", lambda row: ", ".join(row.coordinators) or "-"),
         *(_wide(each.name, _of_document(each.cell)) for each in _DOCUMENT[1:] if each.name != "AGE"),
     ),
