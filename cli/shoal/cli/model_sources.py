@@ -52,6 +52,11 @@ def _locate(source: str, digest: str, scratch: Path) -> tuple[Path, FetchBeside]
     if source.startswith(hub.SCHEME):
         repository = hub.HubSource(hub.parse_reference(source), scratch)
         return repository.model(digest), repository.fetch_beside
+    scheme, is_url, _ = source.partition("://")
+    if is_url and not Path(source).exists():
+        raise refuse(
+            Code.USAGE, f"{scheme:.40}:// as a model's source", FORMS, "fetch the file, then shoal model push FILE"
+        )  # fmt: skip
     path = _find(Path(source))
     if digest:
         check_digest(path.name, digest_of(path)[0], digest)

@@ -5,10 +5,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from shoal.host.private_files import write_private
 from shoal.types.codes import Code, refuse
 from shoal.types.identity import check_name
+
+NAMED_MOST: Final = 5
+"""Contexts that a refusal names; `shoal context ls` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,16 @@ class Contexts:
         for context in book.contexts:
             if context.name == wanted:
                 return context
+        unknown = f"no context {wanted!r:.80}" if wanted else "no context is in use"
+        if book.contexts:
+            names = [context.name for context in book.contexts]
+            said = ", ".join(names[:NAMED_MOST]) + (", .." if len(names) > NAMED_MOST else "")
+            remedy = "shoal context ls" if wanted else f"shoal context use {names[0]}"
+            raise refuse(Code.CONTEXT_UNKNOWN, unknown, f"one of {said}", remedy)
         raise refuse(
             Code.CONTEXT_UNKNOWN,
-            f"no context {wanted!r}" if wanted else "no context is in use",
-            "one of " + ", ".join(context.name for context in book.contexts)
-            if book.contexts
-            else "a region to talk to; none is known yet",
+            unknown,
+            "a region to talk to; none is known yet",
             "shoal dev up, or shoal context login --coordinator HOST:PORT --token TOKEN; "
             "on a coordinator's machine shoal context add DATA_DIR/operator",
         )

@@ -394,6 +394,16 @@ def test_a_stack_that_is_not_to_be_had(asked: layout.StackOptions) -> None:
     assert refused.value.refusal.remedy
 
 
+def test_an_unknown_context_leads_to_the_list_of_them(tmp_path: Path) -> None:
+    known = [Context(f"c{number}", "home", "127.0.0.1:1", str(tmp_path / f"c{number}")) for number in range(9)]
+    for each in known:
+        Contexts(tmp_path).save(each, use=False)
+    done = run("get", "nodes", "--context", "nowhere", home=tmp_path)
+    assert done.stderr == (
+        "found: no context 'nowhere'; wanted: one of c0, c1, c2, c3, c4, ..; try: shoal context ls (CONTEXT_UNKNOWN)\n"
+    )
+
+
 def test_an_error_of_a_command_that_was_asked_for_json_is_json(tmp_path: Path) -> None:
     for words in (["-o", "json"], ["-ojson"], ["--output=json"]):
         done = run("get", "nodes", *words, home=tmp_path)

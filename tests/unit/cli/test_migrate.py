@@ -109,6 +109,12 @@ def test_for_programs_stdout_is_the_outcome_alone(command: list[Any], monkeypatc
     assert "m-1  done  all of it" in answer.stderr
 
 
+def test_one_replica_of_a_drained_node_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.commands.migrate.connect", lambda *_: nullcontext(Drained()))
+    answer = CliRunner().invoke(drain, ["edge-1"])
+    assert answer.stdout.splitlines()[0] == "edge-1 is cordoned, 1 of its replicas moves"
+
+
 def test_ready_is_said_beside_what_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
     reply = operator_pb2.ApplyReply(revision=3)
     report_apply(cast(RegionClient, Ready()), reply, "", [], wait=True, timeout_s=1, output="json")

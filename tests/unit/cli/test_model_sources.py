@@ -50,6 +50,13 @@ def test_a_file_and_a_folder_with_one_are_taken_as_they_are(tmp_path: Path) -> N
     assert code_of(str(tmp_path / "none.onnx")) is Code.SOURCE_UNREACHABLE
 
 
+def test_a_source_of_another_scheme_is_no_path() -> None:
+    with pytest.raises(ShoalError) as refused, model_file("ftp://models.example/y.onnx", ""):
+        pass
+    assert (refused.value.code, refused.value.refusal.found) == (Code.USAGE, "ftp:// as a model's source")
+    assert "oci://" in refused.value.refusal.asked
+
+
 def test_tensors_beside_a_model_are_put_into_one_file(tmp_path: Path) -> None:
     weights = write_model(tmp_path / "add.onnx", external=True)
     with model_file(str(tmp_path), "") as found:

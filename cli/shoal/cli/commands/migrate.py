@@ -90,7 +90,7 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
         outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, refusals=left)
         emit(as_data(outcome), output)
     else:
-        line(f"{node} is cordoned, {len(moves)} of its replicas move")
+        line(f"{node} is cordoned, {len(moves)} of its replicas {'moves' if len(moves) == 1 else 'move'}")
         for one in moves:
             line(f"  {stage_line(one)}")
         for each in left:
@@ -99,7 +99,8 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
     if stopped is not None:
         raise refusal_of(stopped)
     if watch and left:
-        raise refuse(Code.CONFLICT, f"{len(left)} replicas stay on {node}", "an empty node", "see above")
+        stay = "1 replica stays" if len(left) == 1 else f"{len(left)} replicas stay"
+        raise refuse(Code.CONFLICT, f"{stay} on {node}", "an empty node", "see above")
 
 
 def wait_standbys_replaced(

@@ -24,6 +24,7 @@ from shoal.coordinator.core.migration.model import (
     MigrationStage,
 )
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -112,6 +113,23 @@ async def test_a_region_has_a_workload_whole(world: RegionFixture) -> None:
     drained = await world.region.moves.drain(one.source.node, "ops")
     assert drained.migrations == (other,)
     assert "as a whole" in drained.refusals[one.source.assignment].found
+
+
+@pytest.mark.parametrize("queue", [False, True])
+async def test_what_another_region_runs_has_to_come_home_first(world: RegionFixture, queue: bool) -> None:
+    """Before, a node was refused it with nothing to try."""
+    _, target = await two_agents(world)
+    workloads, queries = world.region.workloads, world.region.queued_moves if queue else world.region.moves
+    workloads.desired = {}
+    with pytest.raises(ShoalError) as error:
+        await queries.migrate(KEY, Aim(target.name), "ops")
+    assert (error.value.code, error.value.refusal.found) == (Code.NOT_FOUND, "no replica of default/reader")
+    assert "shoal explain" in error.value.refusal.remedy
+    workloads.delegations = {KEY: DelegatedWorkload("g-1", "us-east", (), is_ready=True)}
+    with pytest.raises(ShoalError) as error:
+        await queries.migrate(KEY, Aim(target.name), "ops")
+    assert (error.value.code, error.value.refusal.found) == (Code.NOT_FOUND, "us-east has default/reader")
+    assert error.value.refusal.remedy == f"bring it home first: --to {workloads.region}"
 
 
 async def test_an_operator_moves_a_workload(world: RegionFixture) -> None:

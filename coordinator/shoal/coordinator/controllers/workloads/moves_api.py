@@ -245,7 +245,12 @@ class MovesController:
     def movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica | MoveObstacle:
         """The replica that a request would move now, or why there is none."""
         held = list_held({node: each.assignments for node, each in self._workloads.desired.items()})
-        return movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
+        found = movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
+        away = self._workloads.delegations.get(key)
+        if away is not None and isinstance(found, MoveObstacle) and found.refusal.code is Code.NOT_FOUND:
+            remedy = f"bring it home first: --to {self._workloads.region}"
+            return replace(found, refusal=replace(found.refusal, found=f"{away.region} has {key}", remedy=remedy))
+        return found
 
     def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:
         found = self.movable_replica(key, aim, replica)

@@ -112,7 +112,7 @@ class QueuedMovesController:
         if isinstance(found, MoveObstacle):
             if found.is_final:
                 raise ShoalError(found.refusal)
-            refusal, source = found.refusal, self._source(key, aim, replica)
+            refusal, source = found.refusal, self._source(key, aim, replica, found.refusal)
         else:
             estimates = self._placement.estimate_move(key, aim, replica=found[1].id)
             if estimates.refusal is None:
@@ -134,11 +134,12 @@ class QueuedMovesController:
         told = f"from {place.where} to {aim.where}: waits, {refusal}"
         return self._transition(queued, LogEvent("MIGRATION_QUEUED", queued.id, told, actor))
 
-    def _source(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:
-        """The replica that would move if it could: one that is not there already, where there is one."""
+    def _source(self, key: WorkloadKey, aim: Aim, replica: str, obstacle: Refusal) -> HeldReplica:
+        """The replica that would move if it could: one that is not there already, where there is one. obstacle: why
+        none moves now, which also says why there is none."""
         mine = held_replicas(key, replica, self._held())
         if not mine:
-            raise refuse(Code.NOT_FOUND, f"no replica of {key}", "one that runs here")
+            raise ShoalError(obstacle)
         return next((each for each in mine if not is_there(each, aim)), mine[0])
 
     def _revision_of(self, key: WorkloadKey) -> DocumentRevision | None:

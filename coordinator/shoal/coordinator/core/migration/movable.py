@@ -58,7 +58,8 @@ def movable_replica(
     if not mine:
         found = f"no replica {replica} of {key}".replace("  ", " ")
         # Another one may take its place, as after preemption; the named one does not come back.
-        return MoveObstacle(Refusal(Code.NOT_FOUND, found, "one that runs here"), is_final=bool(replica))
+        remedy = "`shoal get placements` lists them" if replica else "`shoal explain` says why it has none"
+        return MoveObstacle(Refusal(Code.NOT_FOUND, found, "one that runs here", remedy), is_final=bool(replica))
     bound = {
         name: each.id
         for each in live
