@@ -88,10 +88,11 @@ def test_every_property_of_the_schema_has_a_description_and_an_example(model: ty
 @pytest.mark.parametrize("kind", KINDS)
 def test_examples_of_blocks_stand_in_a_document(kind: str) -> None:
     """Set where they belong, beside what the document must have, they pass every check, also those across fields."""
-    least: dict[str, Any] = {
+    leasts: dict[str, dict[str, Any]] = {
         "Workload": {"model": {"source": "./models/ocr.onnx"}},
         "Policy": {"require": {"latency": {"p95": "60ms"}}},  # which a step may relax
-    }.get(kind, {})
+    }
+    least = leasts.get(kind, {})
     named = {"apiVersion": "shoal/v1", "kind": kind, "metadata": {"name": "some"}}
     definitions = schema()["$defs"]
     blocks = definitions[f"{kind}Spec"]["properties"]
