@@ -385,11 +385,21 @@ class Control:
         wanted = {member.name for member in agents}
 
         def have_receipts() -> bool:
+            self._check_room()
             ready = {node.node.name for node in api.get("nodes").nodes if node.liveness == "ready" and node.front_ready}
             devices = api.get("devices").devices
             return wanted <= ready and wanted <= {one.node for one in devices if one.receipt.node}
 
         wait(have_receipts, NODES_READY_WITHIN_S, "every node to be ready and measured")
+
+    def _check_room(self) -> None:
+        """Agents without room for their state are never measured: nobody is to wait for that. Raises
+        ShoalError(DISK_FULL)."""
+        if shutil.disk_usage(self.folder).free == 0:
+            raise refuse(
+                Code.DISK_FULL, f"no space is left in {self.folder}", "room for state, logs and models",
+                "free space there, or --data-dir on another disk",
+            )  # fmt: skip
 
     def _apply_time_scale(self, apis: Mapping[str, RegionClient], stack: StackLayout, say: Say) -> StackLayout:
         """Use one scale for all regions, because they share the machine. `stack.kinds` are measured."""
@@ -405,6 +415,7 @@ class Control:
             list(together.map(lambda member: self.ask({"op": "restart", "name": member.name}), emulated))
 
         def are_restarted() -> bool:
+            self._check_room()
             nodes = [node for api in apis.values() for node in api.get("nodes").nodes]
             again = {
                 n.node.name for n in nodes if n.epoch > epochs[n.node.name] and n.liveness == "ready" and n.front_ready

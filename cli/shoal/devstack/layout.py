@@ -414,8 +414,15 @@ FILE: Final = "stack.json"
 
 
 def save(folder: Path, stack: StackLayout) -> None:
+    """Raises OSError, on a full disk for one, and then leaves what was there."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / FILE).write_text(json.dumps(asdict(stack), indent=1))
+    beside = folder / f".{FILE}.new"
+    try:
+        beside.write_text(json.dumps(asdict(stack), indent=1))
+        beside.replace(folder / FILE)
+    except OSError as cause:
+        beside.unlink(missing_ok=True)
+        raise OSError(cause.errno, cause.strerror, str(folder / FILE)) from cause
 
 
 def load(folder: Path) -> StackLayout:

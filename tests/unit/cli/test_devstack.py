@@ -1,6 +1,7 @@
 """One local federation a folder: two starts at once, and a folder deep in a file system."""
 
 import datetime
+import errno
 import fcntl
 import shutil
 import socket
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.resources import files as package_files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -99,6 +101,27 @@ def test_a_first_start_that_failed_deletes_what_it_made_and_nothing_else(
         control.up(asked, lambda text: None)
     assert {path.name for path in control.folder.iterdir()} == {"gateway", "client", "shops", "up.lock"}
     assert [path.name for path in (control.folder / "shops").iterdir()] == ["mine.yaml"]
+
+
+def test_a_full_disk_ends_a_start_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the half of a layout that had room was read again, or agents that had none were waited for."""
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+    write = Path.write_text
+
+    def fill(path: Path, text: str, *_: object) -> int:
+        write(path, text[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", fill)
+        with pytest.raises(OSError, match=r"No space left.*stack\.json"):
+            control.up(layout.StackOptions(agents=1), lambda text: None)
+    assert {path.name for path in control.folder.iterdir()} == {"up.lock"}
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(ShoalError) as error:
+        control._wait_for_receipts(cast(RegionClient, None), ())
+    assert error.value.code is Code.DISK_FULL
+    assert str(control.folder) in error.value.refusal.found
 
 
 def test_a_start_that_failed_before_it_made_anything_deletes_nothing(
