@@ -75,9 +75,8 @@ def read(paths: Sequence[str]) -> Bundle:
                 before = samples.get(model.samples, (folder, ()))[1]
                 samples[model.samples] = folder / model.samples, tuple(dict.fromkeys((*before, *models)))
     if files and not loaded.documents and not loaded.problems:
-        raise refuse(
-            Code.FIELD_MISSING, f"no documents in {', '.join(paths)}", "at least one", "begin with: shoal policy new"
-        )
+        names = ", ".join(str(STDIN) if path == "-" else path for path in paths)
+        raise refuse(Code.FIELD_MISSING, f"no documents in {names}", "at least one", "begin with: shoal policy new")
     # Nothing is sent if there is a problem: a file may not even be text.
     sent = () if loaded.problems else texts
     documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in sent)

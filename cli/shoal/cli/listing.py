@@ -206,13 +206,15 @@ def _redraw(api: "RegionClient", targets: Sequence[Target], options: ListingOpti
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             parts = []
-            for kind, listed in _poll(api, targets, options).items():
-                if kind == "events":
+            found = {kind: listed for kind, listed in _poll(api, targets, options).items() if kind != "events"}
+            for kind, listed in found.items():
+                if len(found) > 1 and not listed:
                     continue
                 wide = options.output == "wide"
                 cells = [cells_of(kind, row, wide=wide) for row in listed]
-                text, _ = table_text(columns_of(kind, wide=wide), cells, console.width)
-                parts.append(text)
+                # The terminal shows Ctrl-C as ^C: on a line that is full, that would begin another one.
+                text, _ = table_text(columns_of(kind, wide=wide), cells, console.width - len("^C"))
+                parts.append(Text.assemble((f"{kind.upper()}\n", "bold cyan"), text) if len(found) > 1 else text)
             live.update(Text("\n\n").join(parts), refresh=True)
             time.sleep(POLL_S)  # noqa: TID251
 

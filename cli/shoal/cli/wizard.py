@@ -96,7 +96,8 @@ def run_wizard(need: str, given: Mapping[str, str], known: Suggestions) -> None:
         raise click.exceptions.Exit(1)
     line("valid, as shoal validate judges it", "green")
     path = Path(_prompt("Write it to which file?", f"{name}.yaml", ()))
-    if not click.confirm(f"{path} is there. Replace it?" if path.exists() else f"Write {path}?", default=False):
+    is_new = not path.exists()
+    if not click.confirm(f"Write {path}?" if is_new else f"{path} is there. Replace it?", default=is_new):
         line("nothing is written")
         return
     try:
@@ -110,7 +111,7 @@ def run_wizard(need: str, given: Mapping[str, str], known: Suggestions) -> None:
 
 def _ask_need() -> str:
     for number, need in enumerate(NEEDS, 1):
-        line(f"{number:3}  {need:24} {summary(need)}")
+        line(f"{number:2}  {need:23} {summary(need)}")
     while True:
         answer = _prompt("Which need is nearest to yours? Its number or name", "1", NEEDS)
         if answer in NEEDS:
@@ -142,7 +143,11 @@ def _ask(question: Question, text: str, answers: Mapping[str, str], suggestions:
 
 def _prompt(prompt: str, default: str, suggestions: Sequence[str]) -> str:
     with _completed_from(suggestions):
-        answer = click.prompt(prompt, default=default, show_default=bool(default), prompt_suffix=" > ")
+        try:
+            answer = click.prompt(prompt, default=default, show_default=bool(default), prompt_suffix=" > ")
+        except click.Abort:
+            click.echo()  # the shell's prompt is not to stand behind the question
+            raise
     return str(answer).strip()
 
 

@@ -46,11 +46,12 @@ class LeaderConnection:
                 context.ca.read_bytes(), context.key.read_bytes(), context.certificate.read_bytes()
             )
         except OSError as cause:
+            denied = isinstance(cause, PermissionError)
             raise refuse(
                 Code.UNAUTHENTICATED,
                 f"{cause.filename}: {cause.strerror}",
                 "the context's files",
-                "shoal context login",
+                f"{'run this as the user who owns it, or ' if denied else ''}shoal context login",
             ) from cause
         self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
         self._credentials = credentials
@@ -97,6 +98,13 @@ class LeaderConnection:
     def error_of(self, cause: grpc.RpcError) -> ShoalError:
         """The coordinator's refusal. If gRPC says only `unavailable`, a separate TLS handshake finds the reason."""
         refusal = refusal_of(cause)
+        if refusal.code is Code.UNIMPLEMENTED and not refusal.remedy:
+            return refuse(
+                refusal.code,
+                f"{self.address} does not have what was called",
+                "the region's coordinator, of this version or newer",
+                "check that the context's address is the coordinator's --link, no other port; or shoal upgrade",
+            )
         if refusal.code is not Code.COORDINATOR_UNREACHABLE:
             return ShoalError(refusal)
         try:
@@ -108,7 +116,7 @@ class LeaderConnection:
             pass  # nothing listens: as gRPC said
         return refuse(
             refusal.code,
-            f"{self.address}: {refusal.found}",
+            f"{self.address}: {_without_repetition(refusal.found)}",
             "the region's coordinator",
             "check that it runs (shoal dev status) and that the context's address is right",
         )
@@ -154,6 +162,12 @@ class LeaderConnection:
         if leads := bool(_leader_of(answers)):
             self.addresses = tuple(dict.fromkeys((chosen, *self.addresses)))
         return leads
+
+
+def _without_repetition(found: str) -> str:
+    """gRPC's words without its list of addresses, which is the one address again, so that the reason fits a line."""
+    begun, last, reason = found.partition("last error: ")
+    return f"{_NOT_SENT}: {reason.rpartition(': ')[2]}" if last and begun.startswith(_NOT_SENT) else found
 
 
 def _leader_of(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.host.private_files import write_private
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import check_name
 
 NAMED_MOST: Final = 5
@@ -119,14 +119,16 @@ class Contexts:
         self._write(_ContextFile(rest, current))
 
     def _read(self) -> _ContextFile:
-        if not self._file.exists():
-            return _ContextFile((), "")
         try:
+            if not self._file.exists():
+                return _ContextFile((), "")
             data = json.loads(self._file.read_text())
             contexts = tuple(Context(**entry) for entry in data["contexts"])
             return _ContextFile(
                 tuple(replace(one, folder=str(self.folder / one.folder)) for one in contexts), str(data["current"])
             )
+        except PermissionError as cause:
+            raise _denied(cause) from cause
         except (ValueError, KeyError, TypeError) as cause:
             raise refuse(
                 Code.STATE_CORRUPT,
@@ -136,6 +138,12 @@ class Contexts:
             ) from cause
 
     def _write(self, book: _ContextFile) -> None:
+        try:
+            self._replace_file(book)
+        except PermissionError as cause:
+            raise _denied(cause) from cause
+
+    def _replace_file(self, book: _ContextFile) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         contexts = [replace(one, folder=self._relative(one.folder)) for one in book.contexts]
         data = {"current": book.current, "contexts": [asdict(context) for context in contexts]}
@@ -144,3 +152,12 @@ class Contexts:
     def _relative(self, folder: str) -> str:
         path = Path(folder)
         return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else folder
+
+
+def _denied(cause: PermissionError) -> ShoalError:
+    return refuse(
+        Code.SOURCE_UNREACHABLE,
+        f"{cause.filename}: {cause.strerror}",
+        "contexts that this user may read and write",
+        "run this as the user who owns them, or have others: SHOAL_HOME=FOLDER",
+    )

@@ -13,7 +13,7 @@ from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import NODES, Identity
-from shoal.types.units import Wall
+from shoal.types.units import Wall, show_seconds
 
 COORDINATOR_USER: Final = "shoal.coordinator"
 """The coordinator's name at an MQTT broker. Other names have no dots, so no node can have it."""
@@ -68,14 +68,14 @@ def check_validity(identity: Identity, wall: Wall, *, allowance_s: float = 0.0) 
     if wall > identity.not_after + allowance_s:
         return Refusal(
             Code.CERT_EXPIRED,
-            f"the certificate of {identity.uri} ended {wall - identity.not_after:.0f}s ago",
+            f"the certificate of {identity.uri} ended {show_seconds(wall - identity.not_after)} ago",
             "a valid certificate",
             "renew it, or enrol again with a join token",
         )
     if wall < identity.not_before - allowance_s:
         return Refusal(
             Code.CERT_NOT_YET_VALID,
-            f"the certificate of {identity.uri} begins in {identity.not_before - wall:.0f}s",
+            f"the certificate of {identity.uri} begins in {show_seconds(identity.not_before - wall)}",
             "a valid certificate",
             "set the clock of this machine",
         )

@@ -1,6 +1,8 @@
 """Commands that need no server: exit statuses, messages, files."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -11,14 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import grpc
 import pytest
 from click.shell_completion import ShellComplete
 
+from shoal.cli.documents import read
 from shoal.cli.examples import EXAMPLES
 from shoal.cli.main import shoal
 from shoal.cli.modelfiles import model_name
 from shoal.cli.verbs import GROUPS
 from shoal.client import Context, Contexts, RegionClient
+from shoal.client.connection import LeaderConnection
 from shoal.client.transfers import digest_of
 from shoal.devstack import layout
 from shoal.devstack.scale import Rate, time_scale
@@ -394,6 +399,41 @@ def test_a_stack_that_is_not_to_be_had(asked: layout.StackOptions) -> None:
     assert refused.value.refusal.remedy
 
 
+@pytest.mark.parametrize(
+    ("status", "details", "found"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote "
+            "host: Connection refused",
+            "127.0.0.1:9: failed to connect: Connection refused",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", "127.0.0.1:9: Socket closed"),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", "127.0.0.1:9 does not have what was called"),
+    ],
+)
+def test_what_grpc_says_is_told_in_a_line_with_a_remedy(
+    status: grpc.StatusCode, details: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailedCall(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return status
+
+        def details(self) -> str:
+            return details
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    monkeypatch.setattr("shoal.client.connection.check_own", lambda *_: None)
+    monkeypatch.setattr("shoal.client.connection.check_peer", lambda *_: None)
+    for name in ("ca.pem", "key.pem", "cert.pem"):
+        (tmp_path / name).write_bytes(b"-")
+    refusal = LeaderConnection(Context("dev", "home", "127.0.0.1:9", str(tmp_path))).error_of(FailedCall()).refusal
+    assert refusal.found == found
+    assert "the context's address is" in refusal.remedy
+
+
 def test_an_unknown_context_leads_to_the_list_of_them(tmp_path: Path) -> None:
     known = [Context(f"c{number}", "home", "127.0.0.1:1", str(tmp_path / f"c{number}")) for number in range(9)]
     for each in known:
@@ -402,6 +442,34 @@ def test_an_unknown_context_leads_to_the_list_of_them(tmp_path: Path) -> None:
     assert done.stderr == (
         "found: no context 'nowhere'; wanted: one of c0, c1, c2, c3, c4, ..; try: shoal context ls (CONTEXT_UNKNOWN)\n"
     )
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_contexts_of_another_user_say_whose_they_are(
+    access: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`choose another path` was the advice, of a path that nobody had chosen."""
+    contexts = Contexts(tmp_path)
+    contexts.save(Context("dev", "home", "127.0.0.1:1", str(tmp_path / "dev")))
+
+    def deny(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if access == "read":
+        monkeypatch.setattr(Path, "read_text", deny)
+    else:
+        monkeypatch.setattr("shoal.client.contexts.write_private", deny)
+    with pytest.raises(ShoalError) as error:
+        contexts.use("dev")
+    assert error.value.refusal.found == f"{tmp_path / 'contexts.json'}: Permission denied"
+    assert "SHOAL_HOME" in error.value.refusal.remedy
+
+
+def test_no_documents_on_standard_input_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(ShoalError) as error:
+        read(["-"])
+    assert error.value.refusal.found == "no documents in standard input"
 
 
 def test_an_error_of_a_command_that_was_asked_for_json_is_json(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What `get` can be asked for: which rows, in which order, in which form."""
 
+import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +11,7 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from shoal.cli import jsonpath, listing
 from shoal.cli.commands import get as get_module
@@ -177,6 +180,25 @@ def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeyp
     assert done.stdout.split("\n") == [
         "node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", "node/cloud is gone", "",
     ]  # fmt: skip
+
+
+def test_a_screen_of_several_kinds_names_each_and_leaves_out_what_is_empty(
+    region: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nothing to show` without a word of what, and columns up to the edge, which ^C then breaks."""
+    shown = io.StringIO()
+    monkeypatch.setattr(listing, "console", Console(file=shown, force_terminal=True, width=60, no_color=True))
+
+    def on_look(number: int) -> None:
+        if number == 3:  # two kinds at each look
+            raise KeyboardInterrupt
+
+    region.on_look = on_look
+    CliRunner().invoke(shoal, ["get", "no,tokens", "-w"])
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).splitlines()
+    assert "NODES" in lines
+    assert not {"TOKENS", "nothing to show"} & set(lines)
+    assert max(map(len, lines)) <= 58
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,25 @@ def plan_of(*workloads: tuple[str, str], changed: str = "") -> operator_pb2.Appl
     return operator_pb2.ApplyReply(revision=1, plan=operator_pb2.PlanReply(workloads=plans, documents=documents))
 
 
+def test_ctrl_c_ends_the_wait_and_says_that_nothing_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def poll(self, kind: str) -> operator_pb2.GetReply:
+            raise KeyboardInterrupt
+
+    reply = operator_pb2.ApplyReply(revision=3)
+    with pytest.raises(KeyboardInterrupt):
+        report_apply(
+            cast(RegionClient, Interrupted()),
+            reply,
+            "",
+            [("default", "reader")],
+            wait=True,
+            timeout_s=1,
+            output="table",
+        )
+    assert "what was applied goes on: shoal get workloads" in capsys.readouterr().err
+
+
 def test_an_apply_waits_for_its_own_workloads_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Another that has waited for a device for days holds nobody up."""
     stuck = waiting("other", code="NO_CANDIDATE")

@@ -124,7 +124,7 @@ def test_the_wizard_asks_checks_shows_and_writes_on_consent_alone(tmp_path: Path
         "for _ in range(2): run_wizard('', {'rate': '3/s'}, known)\n"
     )
     with terminal([sys.executable, "-c", code], os.environ, tmp_path) as shown:
-        for consent in ("n", "y"):
+        for consent in ("n", ""):  # a file that is not there is written without a word
             shown.expect("Which need is nearest")
             shown.type("99\r")
             shown.expect("1 to ")
@@ -145,7 +145,7 @@ def test_the_wizard_asks_checks_shows_and_writes_on_consent_alone(tmp_path: Path
             shown.type("\r")
             shown.expect("valid, as shoal validate")
             shown.type("mine.yaml\r")
-            shown.expect("Write mine.yaml?")
+            shown.expect("Write mine.yaml? [Y/n]")
             assert not (tmp_path / "mine.yaml").exists()
             shown.type(f"{consent}\r")
             shown.expect("nothing is written" if consent == "n" else "written")

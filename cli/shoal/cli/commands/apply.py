@@ -9,7 +9,7 @@ from shoal.cli.documents import Bundle, push_sources, read, waves
 from shoal.cli.options import SHARE, connect, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import QUEUED, refusal_of
-from shoal.cli.render.output import emit, line, progress
+from shoal.cli.render.output import emit, line, note, progress
 from shoal.cli.render.plan import refuse_problems, report_plan, show_plan
 from shoal.cli.render.progress import status_progress
 from shoal.client import RegionClient
@@ -160,8 +160,12 @@ def _report_reply(
         line(f"applied, revision {reply.revision}")
     if wait:
         asked = workloads_to_await(reply, workloads, lambda: api.poll("workloads").workloads)
-        with status_progress(progress(output)) as say:
-            wait_ready(api, asked, timeout_s, reply.plan.computed_at, say)
+        try:
+            with status_progress(progress(output)) as say:
+                wait_ready(api, asked, timeout_s, reply.plan.computed_at, say)
+        except KeyboardInterrupt:
+            note("not waited for any longer; what was applied goes on: shoal get workloads")
+            raise
         progress(output)("ready")
 
 

@@ -69,6 +69,8 @@ class TopApp(App[None]):
             for number, kind in enumerate((*KINDS, "events"), 1)
         ),
         Binding("q", "quit", "Quit"),
+        # Textual's own answer to it is a note that another key quits.
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
 
     def __init__(self, look: Look) -> None:
@@ -116,7 +118,7 @@ class TopApp(App[None]):
             try:
                 found = self._look()
             except ShoalError as error:
-                self.call_from_thread(self._complain, f"no answer: {error.refusal}")
+                self.call_from_thread(self._complain, f"no answer: {error.refusal.found or error.code}")
             else:
                 if not worker.is_cancelled:
                     self.call_from_thread(self.show, found)
