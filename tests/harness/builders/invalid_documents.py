@@ -29,7 +29,7 @@ KEY: Final = "MCowBQYDK2VwAyEAR8bBk5m5Z9m3n3JpVr4aI1QYyQxgkqf6I8vQm3m5v0E="
 
 MISTAKES: Final = [
     # the file
-    ("tab", "a:\n§\tb: 1\n", Code.YAML_INVALID, "indentation"),
+    ("tab", "a:\n§\tb: 1\n", Code.YAML_INVALID, "replace each tab by spaces"),
     ("unclosed", "a: [1\nb§: 2\n", Code.YAML_INVALID, "indentation"),
     ("not a mapping", "§- a\n- b\n", Code.YAML_INVALID, "apiVersion"),
     ("nul", "a: §\0\n", Code.YAML_INVALID, "remove"),
