@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,17 @@ from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 CONTEXT: Final = "dev"
+_NAMED_MOST: Final = 5
+"""Members that an error lists by name."""
 NODES_READY_WITHIN_S: Final = 90.0
+ANSWER_WITHIN_S: Final = READY_WITHIN_S + 10
+"""For the supervisor's answer, which may be that a program is ready."""
+STALLED_AFTER_S: Final = 3 * STOP_WITHIN_S
+"""Since the last member ended. Those that ignore SIGTERM end together after `STOP_WITHIN_S`, and a busy machine is slow
+to run even that."""
+STOP_REPORT_S: Final = 2.0
+"""Between two counts of what is left."""
+STOP_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,7 @@ class Control:
         """
         with self._exclusive_lock():
             if self.running():
+                self._refuse_while_stopping()
                 stack = layout.load(self.folder)
                 say(f"already up in {self.folder}")
                 if str(StackOptions.from_stack(stack)) != str(asked):
@@ -92,6 +104,18 @@ class Control:
                 if before is not None:
                     self._discard(before)
                 raise
+
+    def _refuse_while_stopping(self) -> None:
+        try:
+            is_stopping = self.ask({"op": "is_stopping"})
+        except ShoalError as error:
+            # A supervisor before this version does not know the question, nor answers while it stops.
+            if error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+                raise
+            return
+        if is_stopping:
+            found = f"the local federation in {self.folder} is being stopped"
+            raise refuse(Code.CONFLICT, found, "one that runs, or none", "shoal dev down, which waits for its end")
 
     def _discard(self, before: frozenset[Path]) -> None:
         """Delete what a first start that failed has made, but for its logs: nobody has applied anything to it, and the
@@ -242,8 +266,8 @@ class Control:
     def running(self) -> bool:
         try:
             self.ask({"op": "status"})
-        except ShoalError:
-            return False
+        except ShoalError as error:
+            return error.code is not Code.NOT_FOUND
         return True
 
     def status(self) -> list[dict[str, Any]]:
@@ -254,37 +278,88 @@ class Control:
         """Return the ids of the signalled processes."""
         return list(self.ask({"op": "break", "name": name, "verb": verb}))
 
-    def down(self) -> None:
-        """Stop everything before returning; no error if nothing ran."""
-        try:
-            self.ask({"op": "down"})
-        except ShoalError as error:
-            if error.code is not Code.NOT_FOUND:
-                raise
+    def down(self, say: Say = lambda text: None, stalled_after_s: float = STALLED_AFTER_S) -> None:
+        """Stop everything before returning; no error if nothing ran. say: called with what is left, now and then.
+
+        Raises ShoalError(DEADLINE_EXCEEDED) if nothing has ended for so long; it goes on ending, and may be waited for
+        again.
+        """
+        left = self._members_left()
         own = {each.name for each in self._contexts.all() if Path(each.folder).is_relative_to(self.folder)}
         for name in self._context_names():
             if name in own:  # another stack's context may have taken the name since
                 self._contexts.remove(name)
-        limit = 3 * STOP_WITHIN_S + 5
-        wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
+        self._wait_stopped(left, say, stalled_after_s)
+
+    def _members_left(self) -> list[str] | None:
+        """Have it stop, and return the names of what has not ended yet; None: nobody keeps anything running here."""
+        try:
+            return list(self.ask({"op": "down"}) or ())
+        except ShoalError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            # A supervisor before this version answers no more while it stops, and removes this file at the end.
+            return [] if (self.folder / SOCKET).exists() else None
+
+    def _wait_stopped(self, left: list[str] | None, say: Say, stalled_after_s: float) -> None:
+        first = len(left or ())
+        progress_at = said_at = time.monotonic()  # noqa: TID251 - a command's own deadline
+        while left is not None:
+            time.sleep(STOP_POLL_S)  # noqa: TID251
+            before, left = len(left), self._members_left()
+            now = time.monotonic()  # noqa: TID251
+            if left is None:
+                return
+            if len(left) < before:
+                progress_at = now
+            if now - progress_at > stalled_after_s:
+                raise self._stalled(left, first, stalled_after_s)
+            if now - said_at > STOP_REPORT_S:
+                say(f"stopping: {len(left)} of {first} left")
+                said_at = now
+
+    def _stalled(self, left: Sequence[str], first: int, waited_s: float) -> ShoalError:
+        if not left:
+            found = f"{self.folder / SOCKET} is still there, {waited_s:g}s after the last member ended"
+            remedy = f"shoal dev down again; if no process of {self.folder} runs any more, remove that file first"
+            return refuse(Code.DEADLINE_EXCEEDED, found, "the supervisor to end", remedy)
+        names = ", ".join(left[:_NAMED_MOST]) + (", .." if len(left) > _NAMED_MOST else "")
+        found = f"{len(left)} of {first} members still run, and none has ended for {waited_s:g}s: {names}"
+        return refuse(
+            Code.DEADLINE_EXCEEDED, found, "all to end", "they are still being stopped: the same command again waits on"
+        )
 
     def purge(self) -> None:
-        """Delete the folder of a stack that does not run. Raises ShoalError(IN_USE) if it does."""
+        """Delete the folder of a stack that does not run. Raises ShoalError(IN_USE) if it does, or if anything of the
+        folder cannot be deleted."""
         if self.running():
             raise refuse(Code.IN_USE, f"{self.folder} is up", "a stopped one", "shoal dev down")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            shutil.rmtree(self.folder)
+        except FileNotFoundError:
+            if self.folder.exists():
+                raise
+        except OSError as cause:
+            remedy = f"end what writes there, then remove {self.folder}"
+            found = f"{cause.filename or self.folder}: {cause.strerror}"
+            raise refuse(Code.IN_USE, found, "a folder that can be deleted", remedy) from cause
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Send one request to the supervisor. Raises ShoalError(NOT_FOUND) if none listens."""
+        """Send one request to the supervisor. Raises ShoalError(NOT_FOUND) if none listens, or DEADLINE_EXCEEDED if it
+        does not answer."""
         path = self.folder / SOCKET
         try:
             with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(READY_WITHIN_S + 10)
+                connection.settimeout(ANSWER_WITHIN_S)
                 with socket_address(path) as address:
                     connection.connect(address)
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as lines:
                     reply = json.loads(lines.readline())
+        except TimeoutError as cause:
+            found = f"the supervisor of {self.folder} has not answered within {ANSWER_WITHIN_S:g}s"
+            remedy = f"read {self.folder / 'supervisor.log'}; on a busy machine, try again"
+            raise refuse(Code.DEADLINE_EXCEEDED, found, "an answer", remedy) from cause
         except (OSError, ValueError) as cause:
             raise refuse(
                 Code.NOT_FOUND, f"no local federation runs in {self.folder}", "one that runs", "shoal dev up"

@@ -57,6 +57,7 @@ VERBS: Final = {
     "unplug": "an emulated device does not answer its driver; kill NAME/worker beside it: nothing loads on it again",
     "heal": "undo cut, slow, fill, heat and unplug",
 }
+_OPERATIONS: Final = "start, restart, status, break, down, is_stopping"
 _SINGLE_PROCESS_ROLES: Final = ("broker", "coordinator", layout.FEDERATION, layout.ETCD)
 """Members that are one process, which has the member's role."""
 _ROLES_WITHOUT_READY_LINE: Final = {"broker": "mqtt", layout.ETCD: "client"}
@@ -111,11 +112,12 @@ class ProcessSupervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        # It answers until all have ended: who waits sees them go, and knows that none runs once nobody answers.
         async with server:
             await self._stopping.wait()
-        telling.cancel()
-        await self._stop_all()
-        await self._stop_relays()
+            telling.cancel()
+            await self._stop_all()
+            await self._stop_relays()
         path.unlink(missing_ok=True)
 
     # one request a line
@@ -146,11 +148,11 @@ class ProcessSupervisor:
                 return await self._break(request["name"], request["verb"])
             case "down":
                 self._stopping.set()
-                return None
+                return self._running_members()
+            case "is_stopping":
+                return self._stopping.is_set()
             case other:
-                raise refuse(
-                    Code.UNIMPLEMENTED, f"operation {other!r}", "start, restart, status, break, down", "update shoal"
-                )
+                raise refuse(Code.UNIMPLEMENTED, f"operation {other!r}", _OPERATIONS, "update shoal")
 
     def _program(self, name: str) -> SupervisedProgram:
         if name not in self._programs:
@@ -162,6 +164,8 @@ class ProcessSupervisor:
     async def _start(self, name: str) -> dict[str, Any]:
         """Start the program unless it runs; return its ready line once it listens."""
         program = self._program(name)
+        if self._stopping.is_set():
+            raise refuse(Code.CONFLICT, f"all of {self._folder} is being stopped", "one that runs", "shoal dev up")
         program.no_restart = False
         if program.task is None or program.task.done():
             program.ready_event.clear()
@@ -428,6 +432,10 @@ class ProcessSupervisor:
             )
 
     # looking
+
+    def _running_members(self) -> list[str]:
+        """Names of those that were started and have not ended for good."""
+        return [name for name, one in self._programs.items() if one.task is not None and not one.task.done()]
 
     def processes(self, program: SupervisedProgram) -> list[dict[str, Any]]:
         """All processes of one machine: the supervised one, its descendants, and those in its run records."""

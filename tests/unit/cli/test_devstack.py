@@ -1,5 +1,6 @@
 """One local federation a folder: two starts at once, and a folder deep in a file system."""
 
+import asyncio
 import datetime
 import errno
 import fcntl
@@ -7,28 +8,33 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from typing import Any, cast
 
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from harness.wait import until
 from shoal.agent.devices.emulated import load_profile
 from shoal.agent.devices.published import pace_of
 from shoal.agent.emulation import seconds_of
 from shoal.cli.commands.dev import show_up
 from shoal.cli.render.demo_screen import SilentDemo
 from shoal.client import Context, Contexts, RegionClient
-from shoal.devstack import broker, compose, etcd, layout
-from shoal.devstack.control import Control, RunningStack, _free_ports, _rates_of
+from shoal.devstack import broker, compose, etcd, layout, process_supervisor
+from shoal.devstack import control as control_module
+from shoal.devstack.control import STALLED_AFTER_S, Control, RunningStack, _free_ports, _rates_of
 from shoal.devstack.demo import LOAD_CLIENTS, Demo
+from shoal.devstack.layout import StackMember
 from shoal.devstack.load import ClosedLoopLoad, LoadCall, MixedLoad
 from shoal.devstack.process_supervisor import ProcessSupervisor
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import is_matching_pair
@@ -188,6 +194,101 @@ def test_what_is_up_with_other_options_says_what_starts_those_that_are_asked(
     monkeypatch.undo()
     control.purge()
     assert layout.StackOptions.from_stack(control._load_or_compose(layout.StackOptions(agents=4))).agents == 4
+
+
+class FakeTime:
+    """Stands in for the module `time`: it passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("every_s", [STALLED_AFTER_S * 0.9, STALLED_AFTER_S * 1.1], ids=["in time", "one too late"])
+def test_the_end_is_waited_for_as_long_as_members_go_on_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    """However long all of them take."""
+    control, clock, said = Control(tmp_path / "dev", Contexts(tmp_path / "home")), FakeTime(), list[str]()
+    monkeypatch.setattr(control_module, "time", clock)
+
+    def ask(request: dict[str, Any]) -> list[str]:
+        assert request == {"op": "down"}
+        ended = int(clock.now / every_s)
+        if ended > 41:
+            raise refuse(Code.NOT_FOUND, "none", "one that runs", "shoal dev up")
+        return [f"shop-{number}" for number in range(ended, 41)]
+
+    monkeypatch.setattr(control, "ask", ask)
+    if every_s < STALLED_AFTER_S:
+        control.down(said.append)
+        assert clock.now > 41 * every_s
+        assert (said[0], said[-1]) == ("stopping: 41 of 41 left", "stopping: 0 of 41 left")
+        return
+    with pytest.raises(ShoalError) as stalled:
+        control.down(said.append)
+    assert stalled.value.code is Code.DEADLINE_EXCEEDED
+    assert "41 of 41 members still run" in stalled.value.refusal.found
+    assert "shop-0, shop-1, shop-2, shop-3, shop-4, .." in stalled.value.refusal.found
+
+
+class HeldSupervisor(ProcessSupervisor):
+    """Its members end once the folder has a file `go`."""
+
+    def command(self, member: StackMember) -> list[str]:
+        wait = f"until [ -e '{self._folder}/go' ]; do sleep 0.02; done"
+        return ["sh", "-c", f'trap "{wait}; exit" TERM; echo "{{}}"; while true; do sleep 0.02; done']
+
+
+async def test_what_ends_late_is_waited_for_again_and_purged_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_supervisor, "STOP_WITHIN_S", 60.0)
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    supervisor = HeldSupervisor(control.folder, layout.load(control.folder))
+    running = asyncio.create_task(supervisor.run())
+    try:
+        await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
+        for name in ("plain-cpu", "edge-npu"):
+            await asyncio.to_thread(control.ask, {"op": "start", "name": name})
+        with pytest.raises(ShoalError) as stalled:
+            await asyncio.to_thread(control.down, stalled_after_s=0.3)
+        assert stalled.value.code is Code.DEADLINE_EXCEEDED
+        assert "2 of 2 members still run" in stalled.value.refusal.found
+        for call, code in (
+            (control.purge, Code.IN_USE),
+            (partial(control.up, layout.StackOptions(agents=2), print), Code.CONFLICT),
+        ):
+            with pytest.raises(ShoalError) as refused:
+                await asyncio.to_thread(call)
+            assert refused.value.code is code
+        with pytest.raises(ShoalError) as refused:
+            await asyncio.to_thread(control.ask, {"op": "start", "name": "gateway"})
+        assert refused.value.code is Code.CONFLICT, "it would outlive the others"
+    finally:
+        (control.folder / "go").touch()
+        await asyncio.to_thread(control.down)
+        await running
+    control.purge()
+    assert not control.folder.exists()
+
+
+def test_a_folder_that_cannot_be_deleted_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+
+    def deny(path: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", deny)
+    with pytest.raises(ShoalError) as refused:
+        control.purge()
+    assert refused.value.code is Code.IN_USE
+    assert "Directory not empty" in refused.value.refusal.found
 
 
 def test_a_port_that_another_program_took_is_named(tmp_path: Path) -> None:

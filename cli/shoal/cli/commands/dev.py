@@ -185,7 +185,7 @@ def status(data_dir: Path | None, output: str) -> None:
 def down(data_dir: Path | None, purge: bool) -> None:
     """Stop all of it; what was applied is there again at the next `up`, unless purged."""
     control = Control(data_dir)
-    control.down()
+    control.down(lambda text: line(f"  {text}", "dim"))
     if purge:
         control.purge()
     line("down" + (", and purged" if purge else ""))
