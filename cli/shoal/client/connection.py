@@ -14,7 +14,7 @@ import grpc
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Wall
+from shoal.types.units import Wall, show_seconds
 from shoal.v1 import artifacts_pb2_grpc, operator_pb2, operator_pb2_grpc
 from shoal.wire.grpcio_status import refusal_of
 from shoal.wire.handshake import check_own, check_peer
@@ -72,10 +72,16 @@ class LeaderConnection:
         """
         rounds = MAX_ATTEMPTS
         while True:
+            begun = time.monotonic()  # noqa: TID251 - a command's own clock
             try:
                 return call()
             except (grpc.RpcError, ShoalError) as cause:
-                error = cause if isinstance(cause, ShoalError) else self.error_of(cause)
+                waited_s = time.monotonic() - begun  # noqa: TID251
+                error = (
+                    cause
+                    if isinstance(cause, ShoalError)
+                    else self.error_of(cause, waited_s, is_repeatable=is_repeatable)
+                )
                 elsewhere = error.code is Code.NOT_LEADER
                 if error.code is Code.COORDINATOR_UNREACHABLE and len(self.addresses) > 1:
                     elsewhere = is_repeatable or _NOT_SENT in error.refusal.found
@@ -95,8 +101,11 @@ class LeaderConnection:
             time.sleep(RETRY_PAUSE_S)  # noqa: TID251
         return True
 
-    def error_of(self, cause: grpc.RpcError) -> ShoalError:
-        """The coordinator's refusal. If gRPC says only `unavailable`, a separate TLS handshake finds the reason."""
+    def error_of(self, cause: grpc.RpcError, waited_s: float, *, is_repeatable: bool = True) -> ShoalError:
+        """The coordinator's refusal. If gRPC says only `unavailable`, a separate TLS handshake finds the reason.
+
+        waited_s: since the call began. is_repeatable: as for `call_leader`.
+        """
         refusal = refusal_of(cause)
         if refusal.code is Code.UNIMPLEMENTED and not refusal.remedy:
             return refuse(
@@ -105,6 +114,14 @@ class LeaderConnection:
                 "the region's coordinator, of this version or newer",
                 "check that the context's address is the coordinator's --link, no other port; or shoal upgrade",
             )
+        if refusal.code is Code.DEADLINE_EXCEEDED and not refusal.asked:  # gRPC's own: no coordinator said it
+            remedy = (
+                "try again; `shoal doctor` says how the region is"
+                if is_repeatable
+                else "look before you try again: it may have been carried out"
+            )
+            found = f"{self.address} has not answered within {show_seconds(waited_s)}"
+            return refuse(refusal.code, found, "an answer of the region's coordinator", remedy)
         if refusal.code is not Code.COORDINATOR_UNREACHABLE:
             return ShoalError(refusal)
         try:

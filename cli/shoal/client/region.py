@@ -188,13 +188,14 @@ class RegionClient:
         while True:
             # Once something was seen, a limit would leave out what happened while nobody answered.
             request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit if seen == after else 0)
+            begun = time.monotonic()  # noqa: TID251 - a command's own clock
             try:
                 for event in self._connection.operator.Events(request, timeout=None if follow else TIMEOUT_S):
                     yield event
                     seen = event.sequence
                 return
             except grpc.RpcError as cause:
-                error = self._connection.error_of(cause)
+                error = self._connection.error_of(cause, time.monotonic() - begun)  # noqa: TID251
                 if not (
                     follow
                     and error.code in _STREAM_END_CODES
@@ -224,13 +225,14 @@ class RegionClient:
             first = next(replies, None)  # a refusal comes before the first reply
             return list(first.lines) if first is not None else [], replies
 
+        begun = time.monotonic()  # noqa: TID251 - a command's own clock
         first, replies = self._connection.call_leader(call, is_repeatable=True)
         yield from first
         try:
             for reply in replies:
                 yield from reply.lines
         except grpc.RpcError as cause:
-            raise self._connection.error_of(cause) from cause
+            raise self._connection.error_of(cause, time.monotonic() - begun) from cause  # noqa: TID251
 
     def trace(self, name: str) -> operator_pb2.TraceReply:
         """name: of a trace, a migration, a negotiation or its agreement. Raises ShoalError(NOT_FOUND)."""

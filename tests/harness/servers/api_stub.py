@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -34,6 +35,8 @@ class ApiStub(operator_pb2_grpc.OperatorServicer):
     leader: str = ""
     # How many more writes take effect, but whose answer is lost.
     lost_writes: int = 0
+    # Calls are answered once this is set.
+    may_answer: Event = field(default_factory=Event)
     # Leader term that it reports.
     term: int = 1
     # Calls so far.
@@ -68,6 +71,7 @@ class ApiStub(operator_pb2_grpc.OperatorServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     def _check(self, context: Any) -> None:
+        self.may_answer.wait()
         if self.leader != self.address:
             context.set_trailing_metadata(trailers(NOT_LEADER))
             context.abort(status_code(NOT_LEADER.code), str(NOT_LEADER))
@@ -87,6 +91,7 @@ def api_stubs(authority: Authority, operator: Path) -> Iterator[list[ApiStub]]:
     for address in addresses:
         server = grpc.server(ThreadPoolExecutor(4))
         one = ApiStub(address, server, addresses, leader=addresses[1])  # type: ignore[abstract]  # no more is called
+        one.may_answer.set()
         operator_pb2_grpc.add_OperatorServicer_to_server(one, server)
         credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
         server.add_secure_port(address, credentials)
@@ -94,4 +99,5 @@ def api_stubs(authority: Authority, operator: Path) -> Iterator[list[ApiStub]]:
         found.append(one)
     yield found
     for one in found:
+        one.may_answer.set()
         one.server.stop(None).wait()

@@ -1,5 +1,6 @@
 """The client of a region that has several coordinators, of which one leads."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,27 @@ def test_a_write_without_an_answer_is_not_made_again_a_read_is(context: Context,
         assert unknown.value.code is Code.COORDINATOR_UNREACHABLE
         assert api.create_token("agent", "b").id == leader.address
     assert leader.created_tokens == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_write", [False, True], ids=["a read", "a write"])
+def test_who_gets_no_answer_in_time_is_told_of_whom_and_how_long_it_was(
+    context: Context, three: list[ApiStub], is_write: bool
+) -> None:
+    """Not gRPC's own `Deadline Exceeded`; after a write, that it may have been carried out."""
+    leader = three[1]
+    with RegionClient(replace(context, address=leader.address)) as api:
+        leader.may_answer.clear()
+        request = operator_pb2.CreateTokenRequest(name="a") if is_write else operator_pb2.GetRequest(kind="regions")
+        with pytest.raises(ShoalError) as late:
+            api._call("CreateToken" if is_write else "Get", request, 0.2)
+    said = re.fullmatch(
+        rf"found: {leader.address} has not answered within ([\d.]+)(m?)s; wanted: an answer of the region's "
+        r"coordinator; try: (.*) \(DEADLINE_EXCEEDED\)", str(late.value),
+    )  # fmt: skip
+    assert said is not None, str(late.value)
+    waited_s = float(said[1]) / (1000 if said[2] else 1)
+    assert 0.19 <= waited_s < 30
+    assert ("may have been carried out" in said[3]) is is_write
 
 
 def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Context, three: list[ApiStub]) -> None:
