@@ -1,5 +1,6 @@
 """A region that leaves its federation under load: what others run for it is home first. Longer than the default run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ def test_leaving_ends_agreements_in_good_order_and_loses_nothing(tmp_path: Path)
             explained = stack.shoal("explain", "moves").stdout
             assert "DELEGATED to home-2 under agreement" in explained
             assert " of 0 placed" not in explained
+            assert re.search(r"home-2 runs it, under agreement g-\w+, since 20", explained), explained
+            assert "nothing to show" not in explained
             asked = stack.shoal("federation", "bids", "moves").stdout
             for word in ("solicited", "bid", "awarded", "granted", "USD/h", "p95"):
                 assert word in asked, asked

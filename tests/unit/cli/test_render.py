@@ -374,6 +374,39 @@ def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pyt
     assert "COST_OVER 0.6 USD/h" in explained
 
 
+def test_a_delegated_workload_says_who_runs_it_since_when_and_where_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+    view = operator_pb2.WorkloadView(workload=key, state="ready", wanted=1, ready=1)
+    view.reason.code, view.reason.found = "DELEGATED", "cloud runs it"
+    plan = operator_pb2.WorkloadPlan(
+        workload=key, delegate="when-better", delegated_to="cloud", agreement="g-1", policy="cheap"
+    )
+    reply = operator_pb2.ExplainReply(workload=view, plan=plan)
+    plans.show_explanation(reply, wide=False)
+    steps = [federation_pb2.LedgerEntry(what=what, at=at) for what, at in (("awarded", 60.0), ("renewed", 120.0))]
+    plans.show_delegation(reply, steps)
+    said = capsys.readouterr().out
+    assert "nothing to show" not in said
+    assert "no replica is assigned" not in said, "it has some, elsewhere"
+    assert "DELEGATED to cloud under agreement g-1" in said
+    assert "cloud runs it, under agreement g-1, since 1970-01-01 00:01:00Z" in said
+    assert "shoal explain g-1 --tenant guests" in said
+    plans.show_delegation(reply, steps[1:])
+    assert "since before 1970-01-01 00:02:00Z" in capsys.readouterr().out, "older steps are no longer listed"
+    view.reason.code = "NODE_LOST"
+    plans.show_delegation(operator_pb2.ExplainReply(workload=view, plan=plan), ())
+    assert "cloud has it until its notice ends, under agreement g-1: " in capsys.readouterr().out
+
+
+def test_a_workload_without_a_replica_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+    view, plan = operator_pb2.WorkloadView(workload=key, state="pending"), operator_pb2.WorkloadPlan(workload=key)
+    plans.show_explanation(operator_pb2.ExplainReply(workload=view, plan=plan), wide=False)
+    said = capsys.readouterr().out
+    assert "nothing to show" not in said
+    assert "no replica is assigned in this region" in said
+
+
 def test_energy_that_nothing_counted_has_its_range() -> None:
     assert energy_text(0.5, "measured") == "500mJ (measured)"
     assert energy_text(0.5, "estimated") == "500mJ [235mJ..895mJ] (estimated)"

@@ -10,7 +10,7 @@ from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.listings import rows_of, show
 from shoal.cli.render.output import emit, line
-from shoal.cli.render.plan import show_explanation
+from shoal.cli.render.plan import show_delegation, show_explanation
 from shoal.types.codes import Code, refuse
 
 
@@ -30,12 +30,15 @@ def explain(workload: str, tenant: str, context: str, region: str, output: str) 
         return
     with connect(context, region) as api:
         reply = api.explain(tenant, workload)
-        agreement = reply.plan.agreement
-        agreements = rows_of(api, "agreements", agreement, "") if agreement and output not in ("json", "yaml") else ()
+        agreement = reply.plan.agreement if output not in ("json", "yaml") else ""
+        agreements = rows_of(api, "agreements", agreement, "") if agreement else ()
+        steps = api.get("ledger", agreement).ledger if agreement else ()
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
         show_explanation(reply, wide=output == "wide")
+        if agreement:
+            show_delegation(reply, steps)
         if agreements:
             show("agreements", agreements, wide=output == "wide")
 

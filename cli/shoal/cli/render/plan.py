@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import click
@@ -29,11 +29,12 @@ from shoal.cli.render.resources import (
 )
 from shoal.cli.render.styles import SIGNS, state
 from shoal.policies import Problem
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
-from shoal.v1 import operator_pb2
+from shoal.v1 import federation_pb2, operator_pb2
 
 
 def problems_of(problems: Iterable[Problem]) -> list[dict[str, Any]]:
@@ -228,7 +229,10 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
         show_elsewhere(view.elsewhere)
     show_workload(reply.plan, wide=wide)
     show_signals(reply.signals)
-    show("placements", reply.placements, wide=wide)
+    if reply.placements:
+        show("placements", reply.placements, wide=wide)
+    elif not reply.plan.delegated_to:
+        line("  no replica is assigned in this region")
     for each in reply.move_holds:
         until = f", until {when(each.until)}" if each.until else ""
         to = f" to {requested_target(each)}" if each.to else ""
@@ -236,6 +240,24 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
         line(f"  no move of {source}{to} ({each.cause}: {each.why}): {each.hold}, {each.found}{until}")
         if each.remedy:
             line(f"    {each.remedy}")
+
+
+def show_delegation(reply: operator_pb2.ExplainReply, steps: Sequence[federation_pb2.LedgerEntry]) -> None:
+    """Who runs a delegated workload, since when, and where to ask on. steps: of its agreement, oldest first; the first
+    ones may be missing."""
+    plan, why = reply.plan, reply.workload.reason
+    region, agreement = plan.delegated_to, plan.agreement
+    does = why.found if why.code == Code.DELEGATED else f"{region} has it until its notice ends"
+    since = ""
+    if steps:
+        since = f", since {'' if steps[0].what in _FIRST_STEPS else 'before '}{when(steps[0].at)}"
+    line(f"  {does}, under agreement {agreement}{since}: its candidates and replicas are known there")
+    line(f"  ask there, in a context of {region}: shoal explain {agreement} --tenant {GUEST_TENANT}")
+    line(f"  ask here: shoal get agreements {agreement}; shoal federation ledger {agreement}")
+
+
+_FIRST_STEPS: Final = ("awarded", "granted")
+"""Of an agreement, in the origin's ledger."""
 
 
 _CANDIDATE: Final = (
