@@ -319,6 +319,8 @@ class CoreAgent:
     fail: Code | None = None
     # Code with which the load of this assignment fails; None: as `fail` says.
     refuses: Callable[[Assignment], Code | None] = lambda _: None
+    # Whether it has not taken this assignment up, and does not mention it.
+    ignores: Callable[[Assignment], bool] = lambda _: False
     # True: what crashes does so while it loads, with no request in flight.
     at_load: bool = True
     # Seconds from loaded to verified.
@@ -372,7 +374,7 @@ class CoreAgent:
     def reports(self, now: float) -> tuple[Observed, ...]:
         names = {each.id for each in self.content.assignments}
         self.since = {name: at for name, at in self.since.items() if name in names}
-        return tuple(self._observe(each, now) for each in self.content.assignments)
+        return tuple(self._observe(each, now) for each in self.content.assignments if not self.ignores(each))
 
     def _observe(self, each: Assignment, now: float) -> Observed:
         if each.staged:

@@ -194,6 +194,16 @@ def test_no_wave_follows_one_that_failed(monkeypatch: pytest.MonkeyPatch, shops:
     assert isinstance(done.exception, ShoalError), done.output
     assert done.exception.code is Code.DEADLINE_EXCEEDED
     assert region.applied == [["shared", "shop-01"], ["shop-02"], ["shop-03"]]
+    refusal = done.exception.refusal
+    assert refusal.found.startswith("wave 3 of 12, the 9 workloads of later waves are as they were: default/shop-03 is")
+    assert refusal.remedy == "shoal explain shop-03; the same command again goes on with what is left"
+    region.broken = ""
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "10%")
+    assert done.exit_code == 0, done.output
+    assert [name for wave in region.applied[3:] for name in wave] == [
+        "shared",
+        *(f"shop-{n:02d}" for n in range(1, 13)),
+    ]
 
 
 @pytest.mark.parametrize("output", ["table", "json"])

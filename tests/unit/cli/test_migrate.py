@@ -223,6 +223,48 @@ def test_an_apply_ends_at_a_final_failure_with_its_code() -> None:
     assert late.value.code is Code.DEADLINE_EXCEEDED
 
 
+class Stumbling(Looks):
+    """A region in which a move of `reader` ended with this code."""
+
+    def __init__(self, code: str, *looks: tuple[operator_pb2.WorkloadView, ...]) -> None:
+        super().__init__(*looks)
+        self._ended = operator_pb2.MigrationView(
+            id="m-1", workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"), stage="aborted",
+            stages=[operator_pb2.MigrationStage(stage="planned", at=10.0)],
+            reason=nouns_pb2.Refusal(code=code, found="shop-7/npu0 did not take it up"),
+        )  # fmt: skip
+
+    def poll(self, kind: str) -> operator_pb2.GetReply:
+        return super().poll(kind) if kind == "workloads" else operator_pb2.GetReply(migrations=[self._ended])
+
+
+def test_an_apply_waits_for_a_node_that_is_not_ready_for_a_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = waiting("reader", code="MOVE_BLOCKED", found="m-1 ended there: NODE_NOT_READY")
+    mine, reply = [("default", "reader")], plan_of(("reader", ""))
+    looks = ((blocked,), (blocked,), (waiting("reader", "progressing"),), (waiting("reader", "ready"),))
+    region = cast(RegionClient, Stumbling("NODE_NOT_READY", *looks))
+    report_apply(region, reply, "", mine, wait=True, timeout_s=30, output="table")
+    said = [each for each in capsys.readouterr().out.splitlines() if "did not take it up" in each]
+    assert said == [
+        "waiting: default/reader is pending, 0 of 1 ready: MOVE_BLOCKED m-1 ended there: NODE_NOT_READY; shop-7/npu0 "
+        "did not take it up (NODE_NOT_READY): it serves on as it was, and m-1 is tried again"
+    ]
+    region = cast(RegionClient, Stumbling("NODE_NOT_READY", (blocked,)))
+    with pytest.raises(ShoalError) as late:
+        report_apply(region, reply, "", mine, wait=True, timeout_s=0.2, output="table")
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+    assert "did not take it up" in late.value.refusal.found
+
+
+def test_an_apply_ends_where_the_new_version_failed() -> None:
+    region = cast(RegionClient, Stumbling("VERIFY_FAILED", (waiting("reader", code="VERIFY_FAILED"),)))
+    with pytest.raises(ShoalError) as failed:
+        report_apply(
+            region, plan_of(("reader", "")), "", [("default", "reader")], wait=True, timeout_s=60, output="table"
+        )
+    assert failed.value.code is Code.VERIFY_FAILED
+
+
 def test_a_watch_says_why_a_move_waits(capsys: pytest.CaptureFixture[str]) -> None:
     def at(stage: str, code: str = "", found: str = "") -> operator_pb2.MigrationView:
         stages = [operator_pb2.MigrationStage(stage=stage)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import click
 
@@ -94,7 +95,8 @@ def apply_in_waves(
     api: RegionClient, bundle: Bundle, digests: Mapping[str, str], share: float, timeout_s: float, output: str
 ) -> None:
     """Apply a wave of files at a time, and wait for each. Nothing is applied if any file of all has a problem. JSON and
-    YAML are one list, of the outcome of each wave that began. Raises what `report_apply` does."""
+    YAML are one list, of the outcome of each wave that began. Raises what `report_apply` does, with the wave and how to
+    go on."""
     plan = api.plan(bundle.documents, digests)
     if plan.problems:
         report_plan(plan, output)
@@ -104,12 +106,24 @@ def apply_in_waves(
     try:
         for number, part in enumerate(parts, 1):
             progress(output)(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
-            # One that was late may have been carried out: the same documents once more change nothing then.
-            replies.append(retry_while(lambda: api.apply(part.documents, digests), {Code.DEADLINE_EXCEEDED}))  # noqa: B023
-            _report_reply(api, replies[-1], "", part.workloads, True, timeout_s, output)
+            try:
+                # One that was late may have been carried out: the same documents once more change nothing then.
+                replies.append(retry_while(lambda: api.apply(part.documents, digests), {Code.DEADLINE_EXCEEDED}))  # noqa: B023
+                _report_reply(api, replies[-1], "", part.workloads, True, timeout_s, output)
+            except ShoalError as error:
+                raise _failed_wave(error.refusal, number, parts) from error
     finally:
         if replies and output in ("json", "yaml"):
             emit([as_data(reply) for reply in replies], output)
+
+
+def _failed_wave(why: Refusal, number: int, parts: Sequence[Bundle]) -> ShoalError:
+    """With what was not begun. The same command goes on there: what is in effect already changes nothing, and waits for
+    nothing."""
+    left = sum(len(part.workloads) for part in parts[number:])
+    after = f"the {left} workload{'s' * (left != 1)} of later waves are as they were" if left else "it was the last one"
+    remedy = "; ".join(part for part in (why.remedy, "the same command again goes on with what is left") if part)
+    return refuse(why.code, f"wave {number} of {len(parts)}, {after}: {why.found}", why.asked, remedy)
 
 
 def surplus(api: RegionClient, keep: Iterable[Key]) -> list[tuple[str, str, str]]:
@@ -190,7 +204,8 @@ def wait_ready(
 
     Raises ShoalError(DEADLINE_EXCEEDED) naming the reason. If a workload stays without replicas until somebody changes
     something, raises that reason itself. If a migration that began after `since` was aborted and there is no other
-    target, raises its reason; the workload then keeps serving as before.
+    target, raises its reason; the workload then keeps serving as before. Where its node was only not ready for it, the
+    region tries again soon, and that is waited for.
     """
     end = time.monotonic() + timeout_s  # noqa: TID251 - a command's own deadline
     while True:
@@ -198,18 +213,22 @@ def wait_ready(
         waiting = [views[key] for key in workloads if key in views and views[key].state != "ready"]
         if not waiting:
             return
-        _raise_if_stuck(api, waiting, since)
+        tried = _raise_if_stuck(api, waiting, since)
+        first = waiting[0]
+        retry = tried.get((first.workload.tenant, first.workload.name), "")
         if time.monotonic() > end:  # noqa: TID251
-            remedy = f"shoal explain {waiting[0].workload.name}"
-            raise refuse(Code.DEADLINE_EXCEEDED, _describe_wait(waiting[0]), f"ready within {timeout_s:g}s", remedy)
+            remedy = f"shoal explain {first.workload.name}"
+            raise refuse(Code.DEADLINE_EXCEEDED, _describe_wait(first) + retry, f"ready within {timeout_s:g}s", remedy)
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        say(_stable_part(waiting[0]), f"waiting: {_describe_wait(waiting[0])}{more}")
+        say(_stable_part(first) + retry, f"waiting: {_describe_wait(first)}{retry}{more}")
         time.sleep(0.1)  # noqa: TID251
 
 
-def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadView], since: float) -> None:
-    """Raises ShoalError if waiting for one of these is useless."""
+def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadView], since: float) -> Mapping[Key, str]:
+    """Raises ShoalError if waiting for one of these is useless. Returns, by workload, what was tried in vain and is
+    tried again."""
     stuck = {(v.workload.tenant, v.workload.name): v for v in waiting if v.state == "pending"}
+    passing = dict[Key, str]()
     for move in api.poll("migrations").migrations if stuck else ():
         key = (move.workload.tenant, move.workload.name)
         if key not in stuck or move.stage != "aborted":
@@ -217,6 +236,9 @@ def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadVi
         # What ended in the queue somebody else had asked for.
         if move.stages[0].at >= since and move.stages[0].stage != QUEUED:
             why = refusal_of(move).refusal
+            if why.code in _PASSING:
+                passing[key] = f"; {why.found} ({why.code}): it serves on as it was, and {move.id} is tried again"
+                continue
             raise refuse(
                 why.code, f"{why.found}; {move.workload.name} serves on as it was", why.asked,
                 f"see `shoal describe migration {move.id}`",
@@ -226,6 +248,11 @@ def _raise_if_stuck(api: RegionClient, waiting: Sequence[operator_pb2.WorkloadVi
             found = f"{view.workload.tenant}/{view.workload.name}: {view.reason.found}"
             remedy = view.reason.remedy or f"shoal explain {view.workload.name}"
             raise refuse(Code(view.reason.code), found, view.reason.asked, remedy)
+    return passing
+
+
+_PASSING: Final = frozenset({Code.NODE_NOT_READY, Code.NODE_SUSPECT})
+"""Why a move ended that is tried again as soon as its node answers in time."""
 
 
 def _stable_part(view: operator_pb2.WorkloadView) -> str:

@@ -7,11 +7,13 @@ import pytest
 from harness.builders.coordinator_core import DIGEST, GIB, SMALL, START, CoreRegion, device, intent, node, receipt
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.migration.effects import UNTAKEN_REST_S
 from shoal.coordinator.core.migration.machine import LIMITS
 from shoal.coordinator.core.migration.model import AbortedState, Cause, MigrationStage, RollingBackState
 from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.failures import UNSEEN_MOST_S
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
@@ -254,6 +256,26 @@ def test_a_new_model_takes_over_by_a_move() -> None:
     assert moving.stage is MigrationStage.DONE
     assert (moving.source.model, moving.target.model if moving.target else "") == (DIGEST, SMALL)
     assert len(region.replicas()) == 1
+
+
+def test_a_busy_node_that_did_not_take_a_new_model_up_is_asked_again_soon() -> None:
+    """Nothing was tried there, so that it does not rest for as long as a place that failed."""
+    region = settled_region("a")
+    region.agents["a"].ignores = lambda each: each.model == SMALL
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.run(UNSEEN_MOST_S + 10)
+    (first,) = region.migrations.values()
+    assert isinstance(first.state, AbortedState)
+    assert first.state.refusal.code is Code.NODE_NOT_READY
+    region.agents["a"].ignores = lambda _: False
+    region.run(first.state.at + UNTAKEN_REST_S - region.now - 2)
+    assert len(region.migrations) == 1
+    assert first.rule.cooldown_s > UNTAKEN_REST_S + 30
+    for _ in range(30):
+        region.step()
+        assert weights(region, "a"), "never dark"
+    (second,) = (each for name, each in region.migrations.items() if name != first.id)
+    assert second.stage is MigrationStage.DONE
 
 
 def test_what_a_coordinator_that_has_just_begun_has_not_heard_is_not_replaced_unseen() -> None:

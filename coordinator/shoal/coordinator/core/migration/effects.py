@@ -21,7 +21,7 @@ from shoal.coordinator.core.placement.model import Move, Trial
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import Intent, WorkloadKey
 
 WRONG_ANSWER_CODES: Final = frozenset({Code.VERIFY_FAILED})
@@ -68,6 +68,10 @@ def move_of(migration: Migration) -> Move | None:
             return None
 
 
+UNTAKEN_REST_S: Final = Seconds(30.0)
+"""After a node that was too busy to take a replica up, and so has tried nothing: as long as it was waited for."""
+
+
 def blocked_placements(
     migrations: Collection[Migration],
     intents: Iterable[Intent],
@@ -82,9 +86,10 @@ def blocked_placements(
     After wrong answers: until the place's device is measured again, or `shoal model clear`. If they were compared
     with another region's answers, only for as long as that region has the workload; without it the local replicas
     have to do. After an outage in vain: while the old replica exists and is not `broken`, until a longer gap is
-    allowed or an operator asks for the move. After any other failure: for the rule's `cooldown`, and only while the
-    replica to be replaced serves; but not after a load that failed for good, which is remembered by what was asked of
-    it (`Inputs.unloadable`), so that another tolerance or other shapes are tried at once.
+    allowed or an operator asks for the move. After any other failure: for the rule's `cooldown`, or UNTAKEN_REST_S at
+    most where the node never took the replica up, and only while the replica to be replaced serves; but not after a
+    load that failed for good, which is remembered by what was asked of it (`Inputs.unloadable`), so that another
+    tolerance or other shapes are tried at once.
     """
     dark = {each.workload for each in migrations if had_outage(each)}
     allowed = {intent.key: intent.migration.allow_gap_s for intent in intents if intent.key in dark} if dark else {}
@@ -105,9 +110,12 @@ def blocked_placements(
             stands = stands and each.source.assignment not in broken and _source_exists(each, fleet, desired)
             asked = f"`migration: allow_gap` above {each.rule.allow_gap_s:g} s"
         else:
-            rests = now < each.state.at + each.rule.cooldown_s and why.code not in PERMANENT_LOAD_FAILURES
+            rest_s = each.rule.cooldown_s
+            if why.code is Code.NODE_NOT_READY:
+                rest_s = min(rest_s, UNTAKEN_REST_S)
+            rests = now < each.state.at + rest_s and why.code not in PERMANENT_LOAD_FAILURES
             stands = rests and _source_serves(each, fleet, desired)
-            asked = f"{each.rule.cooldown_s:.0f} s after it"
+            asked = f"{rest_s:.0f} s after it"
         if stands:
             found[each.workload, trial] = Refusal(code, found_there, asked, remedy)
     return found
