@@ -146,6 +146,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "store_stale": "What was read from the store no longer holds. It is read again.",
     "task_failed": "A background task ended in an unforeseen error.",
     "tenant_refused": "A tenant asked a front for more than its quota. Few are logged; `suppressed` were not.",
+    "timeline_step_unreadable": "Five minutes of stored figures cannot be read. The dashboard's history lacks them.",
     "timeline_write_failed": "Five minutes of figures were not stored. After a restart they are missing.",
     "trace_ended": "A migration or negotiation (`name`) is over, and its spans are exported; `**`: its attributes.",
     "trusted_roots_changed": "The region's trusted CAs changed; these are their fingerprints.",

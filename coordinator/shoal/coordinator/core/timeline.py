@@ -157,8 +157,8 @@ class Timeline:
 
     def __init__(self) -> None:
         self._fine, self._coarse = _Ring(FINE), _Ring(COARSE)
-        self._last = -1
-        """The newest fine step."""
+        self._first = self._last = -1
+        """The oldest and the newest fine step that was added."""
         self._sums = Downsampler()
 
     def add(self, wall: Wall, values: Mapping[str, Values]) -> CoarseStep | None:
@@ -168,6 +168,8 @@ class Timeline:
         step = int(wall // FINE.step_s)
         if step <= self._last:
             return None
+        if self._first < 0:
+            self._first = step
         ended, coarse = None, self._last // PER_COARSE
         if self._last >= 0 and step // PER_COARSE != coarse:
             ended = CoarseStep(coarse, self._sums.end())
@@ -183,13 +185,28 @@ class Timeline:
         self._coarse.put(step.number, step.values)
 
     def series(self, subject: str, wall: Wall, resolution: Resolution) -> tuple[Series, ...]:
-        """Every figure, up to the newest step that has ended by `wall`."""
+        """Every figure, up to the newest step that has ended by `wall`. Fine steps from before the first that was added
+        are those of the coarse step that they lie in, where one was restored."""
         last = int(wall // resolution.step_s) - 1
-        found = (self._fine if resolution is FINE else self._coarse).values(subject, last)
+        if resolution is FINE:
+            found = self._with_restored(self._fine.values(subject, last), subject, last)
+        else:
+            found = self._coarse.values(subject, last)
         start = Wall((last - resolution.steps + 1) * resolution.step_s)
         return tuple(
             Series(figure, start, resolution.step_s, [each[at] for each in found]) for at, figure in enumerate(FIGURES)
         )
+
+    def _with_restored(self, values: list[Values], subject: str, last: int) -> list[Values]:
+        """Fine steps up to `last`, with restored coarse ones in the place of those before the first that was added."""
+        oldest = last - len(values) + 1
+        until = self._first // PER_COARSE if self._first >= 0 else last // PER_COARSE + 1
+        for number in range(oldest // PER_COARSE, min(until, last // PER_COARSE + 1)):
+            (step,) = self._coarse.values(subject, number, 1)
+            begin = max(number * PER_COARSE - oldest, 0)
+            end = min((number + 1) * PER_COARSE - oldest, len(values))
+            values[begin:end] = [step] * (end - begin)
+        return values
 
     def newest(self, subject: str, steps: int) -> list[Values]:
         """The newest fine steps, oldest first; none before the first."""

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.builders.coordinator_core import counts_of, intent, require
 from harness.fakes.region import FakeAgent, RegionFixture, two_agents
 from shoal.coordinator.controllers.queries.timeline import NOTHING, STEPS, Reading, ReplicaCounts, Sums, workload_values
 from shoal.coordinator.core.timeline import COARSE, FIGURES, FINE, REGION, Figure, Values
 from shoal.types.assignment import Ingress, Served
+from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.units import Joules, Seconds
 from shoal.types.workload import WorkloadKey
@@ -75,6 +77,9 @@ async def test_steps_of_five_minutes_are_stored_and_found_after_a_restart(world:
     series = again.region.timeline.timeline.series(REGION, again.clock.wall(), COARSE)
     ready = next(each for each in series if each.figure is Figure.READY)
     assert [each for each in ready.values if not math.isnan(each)] == [1.0]
+    hour = again.region.timeline.timeline.series(REGION, again.clock.wall(), FINE)
+    shown = next(each for each in hour if each.figure is Figure.READY)
+    assert [each for each in shown.values if not math.isnan(each)] == [1.0] * per
     again.clock.advance(2 * 86400.0)
     await again.store.close()
     third = await RegionFixture.open(tmp_path / "region", again)
@@ -85,7 +90,11 @@ async def test_steps_of_five_minutes_are_stored_and_found_after_a_restart(world:
 
 async def test_what_cannot_be_stored_or_read_ends_nothing(world: RegionFixture, tmp_path: Path) -> None:
     await world.region.context.events.commit({STEPS + "007": b"no step"})
-    await world.region.timeline.start()
+    with capture_logs() as logs:
+        await world.region.timeline.start()
+    assert [(each["event"], each["key"], each["code"]) for each in logs] == [
+        ("timeline_step_unreadable", STEPS + "007", Code.STATE_CORRUPT)
+    ]
     await world.region.timeline.measure()
     assert len(world.region.timeline.timeline.newest(REGION, 1)) == 1
 

@@ -93,6 +93,25 @@ def test_stored_steps_are_shown_again() -> None:
     assert all(map(math.isnan, series.values[:-1]))
 
 
+def test_the_hour_before_a_restart_is_shown_in_stored_steps() -> None:
+    """But for the five minutes in which it began again, of which nothing was stored."""
+    kept, now = Timeline(), 3 * PER_COARSE + 7
+    first = int(START // COARSE.step_s)
+    for number in (0, 1):
+        kept.restore(CoarseStep(first + number, {REGION: values(requests=number + 1.0)}))
+    before = [*[1.0] * PER_COARSE, *[2.0] * PER_COARSE]
+    assert [each for each in requests(kept, now) if not math.isnan(each)] == before
+    kept.add(wall(now), {REGION: values(requests=9.0)})
+    shown = requests(kept, now + 1)
+    assert [each for each in shown if not math.isnan(each)] == [*before, 9.0]
+    assert shown[-1] == 9.0
+    assert shown[-1 - now : -1 - now + 2 * PER_COARSE] == before, "each where it was"
+    assert all(map(math.isnan, requests(kept, now + 1, "default/unknown")))
+    for step in range(now + 1, now + FINE.steps + 1):
+        kept.add(wall(step), {REGION: values(requests=9.0)})
+    assert requests(kept, now + FINE.steps + 1) == [9.0] * FINE.steps, "an hour later it has its own"
+
+
 def test_a_workload_that_is_gone_takes_no_memory() -> None:
     kept = Timeline()
     kept.add(wall(0), {REGION: values(), "default/old": values(requests=1.0)})

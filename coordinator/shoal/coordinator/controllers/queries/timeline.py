@@ -172,12 +172,14 @@ class TimelineController:
         self._measured_at = Elapsed(0.0)
 
     async def start(self) -> None:
-        """Reads the coarse steps of the last day. One that cannot be read is left out: figures decide nothing."""
+        """Reads the coarse steps of the last day. One that cannot be read is left out, and logged: figures decide
+        nothing."""
         newest = int(self._clock.wall() // COARSE.step_s)
         for record in await self._context.store.scan(STEPS):
             try:
                 step = codec.load(CoarseStep, record.value)
-            except ShoalError:
+            except ShoalError as error:
+                log.warning("timeline_step_unreadable", key=record.key, code=error.code, error=str(error))
                 continue
             if newest - COARSE.steps < step.number <= newest:
                 self.timeline.restore(step)
