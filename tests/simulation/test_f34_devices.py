@@ -94,6 +94,25 @@ def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
     record("F34", "S", ERRING_RUNS, fault="its driver errs for 12 s", sent=sent, lost=0)
 
 
+def test_f34_a_device_that_is_away_for_long_is_told_of_once() -> None:
+    """Not at every attempt to load there; and again the next time."""
+
+    async def scenario(scene: Scene) -> None:
+        (victim,) = scene.replicas
+        for times in (1, 2):
+            device = await lose_device(scene, victim, vanishes)
+            await asyncio.sleep(60.0)
+            assert scene.cluster.region is not None
+            events = await scene.cluster.region.events.events_after(0, 1000)
+            told = [each.message for each in events if each.code == "DEVICE_LOST"]
+            assert 2 * times <= len(told) <= 3 * times, told  # of the device, and of what was to load there
+            victim.lost_devices.discard(device)
+            await scene.wait_whole(60.0)
+
+    for seed in range(RUNS):
+        run_scenario(seed, 1, scenario, agents=1)
+
+
 def test_f34_a_device_that_resets_loads_again_where_it_is_or_elsewhere() -> None:
     worst = 0.0
 

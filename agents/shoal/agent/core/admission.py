@@ -19,7 +19,8 @@ def admit(
 ) -> Refusal | None:
     """Return None, or why the assignment must not load now: MEMORY_SHORT, DEVICE_LOST or DEVICE_UNREACHABLE.
 
-    `reading` is of the assignment's device, just taken; None where the device cannot be read, and `silence` says why.
+    `reading` is of the assignment's device, just taken; None where the device cannot be read, and `silence` says why,
+    or None where it answers and was not measured since it was lost.
     Memory that other assignments are loading into is not yet in its free bytes, so it is subtracted: of those on the
     devices `same_memory`, which work in the same. `worker_bytes`: what the process of the replica takes of the same
     memory before it has a model; its commitment is without that.
@@ -27,7 +28,12 @@ def admit(
     if reading is None:
         # A driver that does not answer says nothing of its device: this node tries again, the region nowhere else yet.
         code = Code.DEVICE_UNREACHABLE if silence and silence.code is Code.DEVICE_UNREACHABLE else Code.DEVICE_LOST
-        found = f"{assignment.device} does not answer" + (f": {silence.found}" if silence else "")
+        if silence is None:  # it answers again, and what it can do now is unknown
+            found = f"{assignment.device} was lost, and is not measured again yet"
+            return Refusal(code, found, "a device to load on", "wait: it is tried again by itself")
+        found = silence.found
+        if not found.startswith(f"{assignment.device} does not answer"):
+            found = f"{assignment.device} does not answer: {found}"
         return Refusal(code, found, "a device to load on", "check its driver")
     begun = (state.loading if isinstance(state, Waking) else state for state in states)
     loading = sum(

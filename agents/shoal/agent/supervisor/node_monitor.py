@@ -93,7 +93,10 @@ class NodeMonitor:
             return Seconds(0.0)
 
     def silence(self, device: str) -> Refusal | None:
-        """Why the device did not answer when it was read last; None if it did."""
+        """Why the device did not answer when it was read last; None if it did. A device that no driver has found does
+        not."""
+        if device not in self._driver_by_device:
+            return Refusal(Code.DEVICE_LOST, "no driver has found it")
         found = self._silent_devices.get(device)
         return found[1] if found is not None else None
 

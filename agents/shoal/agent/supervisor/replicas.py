@@ -29,6 +29,7 @@ from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
 MIN_SLEEP_S = 0.001
+_UNREADABLE = frozenset({Code.DEVICE_LOST, Code.DEVICE_UNREACHABLE})
 _TAKING_REQUESTS = states.Ready | states.Unloading | states.ScaledToZero | states.Waking
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -104,6 +105,8 @@ class ReplicaManager:
         self._orphans: dict[str, WorkerAdopted] = {}
         self._ending: set[str] = set()
         """Adopted workers that no assignment asks for, until they are stopped."""
+        self._unreadable_devices: dict[str, Code] = {}
+        """Devices of these replicas that could not be read for a load, and why: told once, until one loads there."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._replicas
@@ -271,8 +274,21 @@ class ReplicaManager:
         if (
             isinstance(state, states.Failed | states.Poisoned | states.Rejected)
             and state.refusal.code not in PERMANENT_LOAD_FAILURES
+            and self._is_news(state.assignment.device, state.refusal.code)
         ):
             self._report_event(state.refusal.code, replica.name, state.refusal.words)
+        elif isinstance(state, states.Ready):
+            self._unreadable_devices.pop(state.assignment.device, None)
+
+    def _is_news(self, device: str, code: Code) -> bool:
+        """Whether a failure is to be reported. A device that cannot be read fails every attempt of every replica on it,
+        all for the same cause."""
+        if code not in _UNREADABLE:
+            return True
+        used = {each.state.assignment.device for each in self._replicas.values()}
+        known = {name: why for name, why in self._unreadable_devices.items() if name in used}
+        self._unreadable_devices = {**known, device: code}
+        return known.get(device) is not code
 
     def _schedule_timer(self, replica: _Replica, at: Elapsed) -> None:
         async def fire_later() -> None:

@@ -50,9 +50,26 @@ def test_what_loads_on_a_device_in_the_same_memory_is_set_aside_too() -> None:
 
 
 def test_a_device_that_does_not_answer_takes_nothing() -> None:
+    refusal = admit(ASKED, None, Refusal(Code.DEVICE_LOST, "it fell off the bus"), (), OWN)
+    assert refusal is not None
+    assert refusal.code is Code.DEVICE_LOST
+    assert (refusal.found, refusal.remedy) == ("cpu0 does not answer: it fell off the bus", "check its driver")
+
+
+def test_what_does_not_answer_is_said_once() -> None:
+    said = "cpu0 does not answer, as its file says"
+    refusal = admit(ASKED, None, Refusal(Code.DEVICE_LOST, said), (), OWN)
+    assert refusal is not None
+    assert refusal.found == said
+
+
+def test_a_device_that_answers_again_waits_for_its_measurement() -> None:
+    """Its driver is as it should be: nobody is told to check it."""
     refusal = admit(ASKED, None, None, (), OWN)
     assert refusal is not None
     assert refusal.code is Code.DEVICE_LOST
+    assert "not measured again yet" in refusal.found
+    assert "driver" not in str(refusal)
 
 
 def test_a_device_whose_driver_does_not_answer_is_not_lost() -> None:

@@ -433,6 +433,22 @@ def test_scaling_to_zero_and_back_are_events_of_the_replica() -> None:
     assert events_between(None, None) == []
 
 
+@pytest.mark.parametrize(("code", "told"), [(Code.DEVICE_LOST, 0), (Code.DEVICE_UNREACHABLE, 0), (Code.LOAD_FAILED, 1)])
+def test_attempts_on_a_device_that_could_not_be_read_before_are_no_news(code: Code, told: int) -> None:
+    """Of another failure each attempt is, and of the first one after a device was lost."""
+
+    def attempt(restarts: int, *, is_readable: bool) -> NodeState:
+        found = observation(assignment("a-1"), Phase.FAILED, code=code, reason="as told", restarts=restarts)
+        state = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(found,)).nodes["a"]
+        return replace(state, readings={"cpu0": reading(A.devices[0])} if is_readable else {})
+
+    first, second = attempt(1, is_readable=False), attempt(2, is_readable=False)
+    assert [each.code for each in status_events(first, second)] == [code] * told
+    assert [each.code for each in status_events(attempt(0, is_readable=True), first)] == [code]
+    unheard = replace(first, has_full_status=False)
+    assert [each.code for each in status_events(unheard, second)] == [code], "of a node that has just connected"
+
+
 def test_books_and_live_memory() -> None:
     fleet = with_heartbeat(
         fleet_of(A), A, 2, 1.0,

@@ -102,7 +102,8 @@ def status_events(before: NodeState, after: NodeState) -> list[LogEvent]:
 
 
 def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
-    """An event for each new failure, by code. The reconciler reports successes."""
+    """An event for each new failure, by code; not for each attempt on a device that could not be read before it either:
+    its node tells that once. The reconciler reports successes."""
     return [
         LogEvent(
             observed.code, observed.assignment, observed.reason, f"agent {after.name}", after.name, observed.workload
@@ -111,7 +112,12 @@ def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
         if observed.phase is Phase.FAILED
         and observed.code is not None
         and ((known := before.observed.get(observed.assignment)) is None or not _is_same_state(known, observed))
+        and not (observed.code in _UNREADABLE and before.has_full_status and observed.device not in before.readings)
     ]
+
+
+_UNREADABLE: Final = frozenset({Code.DEVICE_LOST, Code.DEVICE_UNREACHABLE})
+"""Codes of a load on a device that cannot be read, or was not measured since."""
 
 
 def _scale_events(before: NodeState, after: NodeState) -> list[LogEvent]:
