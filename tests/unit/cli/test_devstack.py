@@ -12,7 +12,6 @@ from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 from typing import Any, cast
 
 import pytest
