@@ -429,7 +429,7 @@ def test_what_grpc_says_is_told_in_a_line_with_a_remedy(
     monkeypatch.setattr("shoal.client.connection.check_peer", lambda *_: None)
     for name in ("ca.pem", "key.pem", "cert.pem"):
         (tmp_path / name).write_bytes(b"-")
-    refusal = LeaderConnection(Context("dev", "home", "127.0.0.1:9", str(tmp_path))).error_of(FailedCall()).refusal
+    refusal = LeaderConnection(Context("dev", "home", "127.0.0.1:9", str(tmp_path))).error_of(FailedCall(), 0.1).refusal
     assert refusal.found == found
     assert "the context's address is" in refusal.remedy
 
