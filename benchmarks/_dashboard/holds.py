@@ -77,7 +77,9 @@ class HoldMonitor:
     def _watch(self) -> None:
         while not self._is_over.wait(LOOK_S):
             held = time.clock_gettime(self._clock) - self._used
-            if held >= HELD_S and (frame := sys._current_frames().get(self._main)) is not None:
+            frame = sys._current_frames().get(self._main) if held >= HELD_S else None
+            # One that waits for events again is held no more, and has only not come to its next turn yet.
+            if frame is not None and frame.f_code.co_name != "select":
                 self._seen = held, where(frame)
 
 
