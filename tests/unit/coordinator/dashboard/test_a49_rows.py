@@ -59,6 +59,21 @@ def test_long_texts_are_cut_and_unknown_figures_left_out() -> None:
     assert len(event_row(event)["message"]) == TEXT_MOST
 
 
+def test_a_measured_zero_stays_and_is_written_short() -> None:
+    view = operator_pb2.DeviceView(node="n", cost_usd_per_h=0.0, liveness="ready")
+    view.device.name, view.device.memory_bytes = "gpu0", 8 * 2**30
+    view.reading.free_bytes, view.reading.utilisation = MEMORY_STEP - 1, 1.0
+    view.reading.temperature_c, view.reading.power_w = 0.0, 15.04
+    text = row_text(device_row(view))
+    assert '"free":0,"busy":1,"heat":0,"watts":15,"cost":0' in text, "full, which is not unknown"
+    assert '"runs"' not in text, "a count of none"
+    replica = operator_pb2.PlacementView(node="n")
+    replica.observed.served.add(origin="edge", requests=5, joules=0.0, latency_p95_s=0.0, energy_source="measured")
+    assert '"p95":0,"joules":0,"energy":"measured"' in row_text(placement_row(replica))
+    replica.observed.served[0].joules = math.nan
+    assert "joules" not in placement_row(replica), "unknown"
+
+
 def test_figures_of_a_replica_are_of_all_its_origins() -> None:
     view = operator_pb2.PlacementView(node="n")
     view.observed.phase = "ready"

@@ -147,8 +147,8 @@ def figures_row(steps: Sequence[timeline.Values]) -> Row:
     row: Row = {figure: _digits(value) for figure, value in newest.items()}
     past = [_digits(each[_REQUESTS_AT], SPARK_DIGITS) for each in steps]
     if any(value is not None for value in past):
-        row[f"past_{Figure.REQUESTS}"] = past
-    return {name: value for name, value in row.items() if value is not None}
+        row[f"past_{Figure.REQUESTS}"] = [_shortest(value) for value in past]
+    return _filled(**row)
 
 
 def event_row(view: operator_pb2.Event) -> Row:
@@ -204,8 +204,13 @@ def refusal_row(refusal: nouns_pb2.Refusal) -> Row:
 
 
 def _filled(**fields: Any) -> Row:
-    """A measured 0.0 stays: it is not unknown."""
-    return {name: value for name, value in fields.items() if value or isinstance(value, float)}
+    """A figure is a float, and a measured 0.0 stays: it is not unknown. A count, an int, is left out at 0."""
+    return {name: _shortest(value) for name, value in fields.items() if value or isinstance(value, float)}
+
+
+def _shortest(value: Any) -> Any:
+    """Without the `.0` of a whole number, which JSON would carry."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _rounded(value: float, digits: int) -> float | None:
@@ -214,15 +219,12 @@ def _rounded(value: float, digits: int) -> float | None:
 
 
 def _digits(value: float, digits: int = 3) -> float | None:
-    """None where unknown. A whole number is written as one."""
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() else rounded
+    """None where unknown, which a row leaves out."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def _stepped(value: float) -> float:
-    return int(value // MEMORY_STEP * MEMORY_STEP)
+    return float(value // MEMORY_STEP * MEMORY_STEP)
 
 
 def rows_text(rows: Iterable[tuple[str, str | None]]) -> str:
