@@ -1,5 +1,6 @@
 """Names as arguments: they are completed in a shell from the region in use, and else taken as they are."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -7,7 +8,9 @@ import click
 from click.shell_completion import CompletionItem
 
 COMPLETION_S: Final = 2.0
-"""Seconds that the region has to answer while somebody waits for a completion."""
+"""Seconds that the region has for all that one completion asks, while somebody waits for it."""
+MEMBERS: Final = "members"
+"""As a kind of names: this region and those of the federation that it is in. No listing has them."""
 
 
 class RegionName(click.ParamType[str]):
@@ -22,8 +25,12 @@ class RegionName(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:  # fmt: skip
-        kinds = self._kinds or tuple(filter(None, (ctx.params.get("kind") or "").split(",")))
-        return complete_names(ctx, kinds, incomplete)
+        before = ctx.params.get("kind") or ""
+        if not self._kinds and "/" in before:
+            # Then each further one is KIND/NAME too; before the slash there is no name yet.
+            of_kind = next(each.type for each in ctx.command.params if each.name == "kind")
+            return of_kind.shell_complete(ctx, param, incomplete) if "/" in incomplete else []
+        return complete_names(ctx, self._kinds or tuple(filter(None, before.split(","))), incomplete)
 
 
 class ContextName(click.ParamType[str]):
@@ -45,21 +52,17 @@ class MoveTarget(RegionName):
     """Where a workload may move: a node, a device or another region."""
 
     def __init__(self) -> None:
-        super().__init__("nodes", "devices")
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:  # fmt: skip
-        return [*super().shell_complete(ctx, param, incomplete), *_regions(ctx, incomplete)]
+        super().__init__("nodes", "devices", MEMBERS)
 
 
 def complete_names(
     ctx: click.Context, kinds: tuple[str, ...], incomplete: str, prefix: str = ""
 ) -> list[CompletionItem]:
-    """Names of these kinds that begin so, with `prefix` before each; none where the region does not answer."""
+    """Names of these kinds that begin so, with `prefix` before each: those that the region has told in time."""
+    found = list[CompletionItem]()
     with suppress(Exception):  # whoever presses a key wants no error
-        return [CompletionItem(prefix + each) for each in _names(ctx, kinds) if each.startswith(incomplete)]
-    return []
+        found.extend(CompletionItem(prefix + each) for each in _names(ctx, kinds) if each.startswith(incomplete))
+    return found
 
 
 CONTEXT: Final = ContextName()
@@ -71,20 +74,15 @@ WORKLOAD: Final = RegionName("workloads")
 OF_KIND: Final = RegionName()
 
 
-def _names(ctx: click.Context, kinds: tuple[str, ...]) -> list[str]:
+def _names(ctx: click.Context, kinds: tuple[str, ...]) -> Iterator[str]:
+    """Ends with the first kind that the region does not tell."""
     from shoal.cli.render.listings import name_of, rows_of
     from shoal.client import Contexts, RegionClient
 
-    with RegionClient(Contexts().get(ctx.params.get("context") or "")) as api:
-        return [name_of(kind, row) for kind in kinds for row in rows_of(api, kind, "", "", COMPLETION_S)]
-
-
-def _regions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """This region and those of the federation that it is in."""
-    from shoal.client import Contexts, RegionClient
-
-    with suppress(Exception), RegionClient(Contexts().get(ctx.params.get("context") or "")) as api:
-        view = api.federation()
-        names = [each.region for each in view.members] if view is not None else []
-        return [CompletionItem(each) for each in names if each.startswith(incomplete)]
-    return []
+    with RegionClient(Contexts().get(ctx.params.get("context") or ""), COMPLETION_S) as api:
+        for kind in kinds:
+            if kind == MEMBERS:
+                view = api.federation()
+                yield from (each.region for each in (view.members if view is not None else ()))
+            else:
+                yield from (name_of(kind, row) for row in rows_of(api, kind, "", ""))

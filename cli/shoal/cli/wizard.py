@@ -68,8 +68,8 @@ def ask_region(context: str) -> Suggestions:
         from shoal.client import Contexts, RegionClient
 
         found = Contexts().get(context)
-        with RegionClient(found) as api:
-            nodes = rows_of(api, "nodes", "", "", COMPLETION_S)
+        with RegionClient(found, COMPLETION_S) as api:
+            nodes = rows_of(api, "nodes", "", "")
             return suggestions_of(found.region, api.models(), nodes)
     return Suggestions()
 

@@ -4,6 +4,7 @@ Any of several coordinators will do to begin with: calls that only the leader ca
 another one was elected.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -17,7 +18,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall, show_seconds
 from shoal.v1 import artifacts_pb2_grpc, operator_pb2, operator_pb2_grpc
 from shoal.wire.grpcio_status import refusal_of
-from shoal.wire.handshake import check_own, check_peer
+from shoal.wire.handshake import HANDSHAKE_S, check_own, check_peer
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
 
@@ -38,9 +39,11 @@ T = TypeVar("T")
 class LeaderConnection:
     """One channel to one coordinator of a region, which moves to the leader when needed."""
 
-    def __init__(self, context: Context) -> None:
-        """Raises ShoalError(UNAUTHENTICATED) if the context's files cannot be read."""
+    def __init__(self, context: Context, within_s: float = math.inf) -> None:
+        """within_s: seconds from now for all calls together, with the search for who leads. Raises
+        ShoalError(UNAUTHENTICATED) if the context's files cannot be read."""
         self._context = context
+        self._end = time.monotonic() + within_s  # noqa: TID251 - a command's own deadline
         try:
             credentials = grpc.ssl_channel_credentials(
                 context.ca.read_bytes(), context.key.read_bytes(), context.certificate.read_bytes()
@@ -63,6 +66,10 @@ class LeaderConnection:
 
     def close(self) -> None:
         self._channel.close()
+
+    def left_s(self, most_s: float) -> float:
+        """The seconds that are left for a call that may take so many."""
+        return max(0.0, min(most_s, self._end - time.monotonic()))  # noqa: TID251 - a command's own deadline
 
     def call_leader(self, call: Callable[[], T], *, is_repeatable: bool) -> T:
         """Run `call` at the leader, to which this connection switches.
@@ -91,10 +98,10 @@ class LeaderConnection:
 
     def wait_for_leader(self) -> bool:
         """Return whether one leads, as soon as one does: after a loss, another is elected within seconds."""
-        end = time.monotonic() + ELECTION_TIMEOUT_S  # noqa: TID251 - a command's own deadline
+        end = time.monotonic() + self.left_s(ELECTION_TIMEOUT_S)  # noqa: TID251 - a command's own deadline
         refused = self.address
         while not self._find_leader():
-            if time.monotonic() > end:  # noqa: TID251
+            if time.monotonic() + RETRY_PAUSE_S > end:  # noqa: TID251
                 return False
             time.sleep(RETRY_PAUSE_S)  # noqa: TID251
         if self.address == refused:  # just elected, or deposed without knowing it yet
@@ -126,7 +133,7 @@ class LeaderConnection:
             return ShoalError(refusal)
         try:
             check_own(self._context, Wall(time.time()))  # noqa: TID251 - a command's own clock
-            check_peer(self._context, self.address, self._server)
+            check_peer(self._context, self.address, self._server, self.left_s(HANDSHAKE_S))
         except ShoalError as error:
             return error
         except (OSError, ValueError):
@@ -142,12 +149,13 @@ class LeaderConnection:
         self, addresses: Iterable[str], *, every: bool = False
     ) -> dict[str, operator_pb2.WhoAmIReply]:
         """Call all at once and return those that answer soon; sooner once the leader has answered, unless `every`."""
+        timeout_s = self.left_s(ANSWER_TIMEOUT_S)
         with ExitStack() as opened:
             calls = {}
             for address in addresses:
                 stub = operator_pb2_grpc.OperatorStub(opened.enter_context(self._channel_to(address)))
-                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWER_TIMEOUT_S)
-            found, ends = {}, time.monotonic() + ANSWER_TIMEOUT_S  # noqa: TID251 - a command's own deadline
+                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=timeout_s)
+            found, ends = {}, time.monotonic() + timeout_s  # noqa: TID251 - a command's own deadline
             for address, call in calls.items():
                 now = time.monotonic()  # noqa: TID251
                 with suppress(grpc.RpcError, grpc.FutureTimeoutError):

@@ -8,6 +8,7 @@ Every method raises ShoalError with the code that the coordinator gave. Any of s
 only the leader can answer go to the leader.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,9 +66,11 @@ def retry_while(call: Callable[[], T], codes: Collection[Code]) -> T:
 class RegionClient:
     """One connection; closed on exit."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, within_s: float = math.inf) -> None:
+        """within_s: seconds from now for all its calls together; each has its own besides. Those that send or receive
+        files, and streams, have none."""
         self.context = context
-        self._connection = LeaderConnection(context)
+        self._connection = LeaderConnection(context, within_s)
 
     @property
     def address(self) -> str:
@@ -94,7 +97,9 @@ class RegionClient:
         """The leader's answer: only the leader knows the gateways."""
 
         def ask() -> operator_pb2.WhoAmIReply:
-            reply = self._connection.operator.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=TIMEOUT_S)
+            reply = self._connection.operator.WhoAmI(
+                operator_pb2.WhoAmIRequest(), timeout=self._connection.left_s(TIMEOUT_S)
+            )
             if reply.follows:
                 raise refuse(Code.NOT_LEADER, f"{self.address} follows", "the leader", "try again in a few seconds")
             return reply
@@ -135,10 +140,9 @@ class RegionClient:
         request = operator_pb2.ApplyRequest(rollback=_rollback(tenant, name, to), plan_hash=plan_hash)
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
-    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
-        """timeout_s: for the answer. [default: TIMEOUT_S]"""
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
-        return self._call("Get", request, timeout_s or TIMEOUT_S)  # type: ignore[no-any-return]
+        return self._call("Get", request)  # type: ignore[no-any-return]
 
     def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
         """As `get`, for callers that poll: retries for `RESTART_TIMEOUT_S` while no coordinator answers in time."""
@@ -372,13 +376,13 @@ class RegionClient:
         request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
         return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
-    def _call(self, method: str, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
+    def _call(self, method: str, request: Any) -> Any:
         """method: of the Operator service, else of Artifacts."""
 
         def call() -> Any:
             operator, artifacts = self._connection.operator, self._connection.artifacts
             stub = operator if hasattr(operator, method) else artifacts
-            return getattr(stub, method)(request, timeout=timeout_s)
+            return getattr(stub, method)(request, timeout=self._connection.left_s(TIMEOUT_S))
 
         return self._connection.call_leader(call, is_repeatable=method in READ_ONLY_METHODS)
 

@@ -50,8 +50,9 @@ def check_own(files: PemFiles, wall: Wall) -> None:
         raise refuse(Code.CERT_UNTRUSTED, found, "one of its region", "enrol again with a join token")
 
 
-def check_peer(files: PemFiles, address: str, server_name: str) -> None:
-    """Makes a TLS handshake with the gRPC server at `address` (host:port), which must show `server_name`.
+def check_peer(files: PemFiles, address: str, server_name: str, timeout_s: float = HANDSHAKE_S) -> None:
+    """Makes a TLS handshake with the gRPC server at `address` (host:port), which must show `server_name`. timeout_s: of
+    each of its steps.
 
     Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED | FIELD_INVALID), and OSError when nothing
     answers or the server hangs up without a reason.
@@ -62,7 +63,7 @@ def check_peer(files: PemFiles, address: str, server_name: str) -> None:
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection((server.host, server.port), timeout=HANDSHAKE_S) as plain,
+            socket.create_connection((server.host, server.port), timeout=timeout_s) as plain,
             context.wrap_socket(plain, server_hostname=server_name) as secured,
         ):
             # With TLS 1.3 the server checks our certificate after our side is done; if it accepts, its HTTP/2 settings

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from shoal.cli.documents import read
 from shoal.cli.examples import EXAMPLES
 from shoal.cli.main import shoal
 from shoal.cli.modelfiles import model_name
+from shoal.cli.names import COMPLETION_S
 from shoal.cli.verbs import GROUPS
 from shoal.client import Context, Contexts, RegionClient
 from shoal.client.connection import LeaderConnection
@@ -258,14 +260,13 @@ def test_a_shell_gets_kinds_contexts_and_names_of_the_region(tmp_path: Path, mon
     asked = list[tuple[str, str]]()
 
     class Region(RegionClient):
-        def __init__(self, context: Context) -> None:
+        def __init__(self, context: Context, within_s: float = math.inf) -> None:
+            assert within_s <= COMPLETION_S
             asked.append((context.name, ""))
 
         def close(self) -> None: ...
 
-        def get(
-            self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None
-        ) -> operator_pb2.GetReply:
+        def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
             asked.append(("", kind))
             nodes = [nouns_pb2.Node(name=name) for name in ("edge-npu", "edge-2", "shop")]
             return operator_pb2.GetReply(nodes=[operator_pb2.NodeView(node=node) for node in nodes])
@@ -288,6 +289,11 @@ def test_a_shell_gets_kinds_contexts_and_names_of_the_region(tmp_path: Path, mon
     assert complete("drain", "") == ["edge-npu", "edge-2", "shop"]
     assert ("", "nodes") in asked
     assert complete("get", "no/edge-n") == ["no/edge-npu"]
+    assert complete("get", "node/shop", "node/edge") == ["node/edge-npu", "node/edge-2"]
+    assert complete("get", "node/shop", "e") == [], "no name without its kind"
+    asked.clear()
+    assert complete("migrate", "reader", "--to", "s") == ["shop", "shore"]
+    assert asked == [("dev", ""), ("", "nodes"), ("", "devices")], "over one connection"
     assert complete("get", "devices,no") == ["devices,nodes"]
     assert complete("get", "a") == ["agreements", "all"]
     assert complete("migrate", "reader", "--to", "s") == ["shop", "shore"]

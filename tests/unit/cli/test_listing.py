@@ -40,7 +40,7 @@ class ThreeNodes(RegionClient):
         self.looks = 0
         self.on_look: Callable[[int], None] = lambda number: None
 
-    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         self.looks += 1
         self.on_look(self.looks)
         if name and name not in (*self.rows, "reader"):
@@ -244,7 +244,7 @@ class AppliedRegion(RegionClient):
     def __init__(self, *workloads: tuple[str, str, str]) -> None:
         self.workloads = workloads
 
-    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         if kind == "policies":
             names = sorted({policy for _, _, policy in self.workloads})
             return operator_pb2.GetReply(documents=[operator_pb2.DocumentView(name=name) for name in names])

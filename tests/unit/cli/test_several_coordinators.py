@@ -124,7 +124,7 @@ class Away(RegionClient):
     def __init__(self, asks: int) -> None:
         self.asks = asks
 
-    def get(self, kind: str, name: str = "", tenant: str = "", timeout_s: float | None = None) -> operator_pb2.GetReply:
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         if self.asks:
             self.asks -= 1
             raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody there", "the region's coordinator")

@@ -77,13 +77,11 @@ class Listed:
     wide: bool = False
 
 
-def rows_of(
-    api: "RegionClient", kind: str, name: str, tenant: str, timeout_s: float | None = None
-) -> Sequence[Message]:
-    """The listing's messages. timeout_s: for the answer; None: the client's own."""
+def rows_of(api: "RegionClient", kind: str, name: str, tenant: str) -> Sequence[Message]:
+    """The listing's messages."""
     if kind == "models":
         return api.models(name)
-    reply = api.get(kind, name, tenant, timeout_s)
+    reply = api.get(kind, name, tenant)
     if reply.served_by:
         note(f"as the follower at {reply.served_by} had read it up to revision {reply.as_of}")
     return {  # type: ignore[return-value]
