@@ -117,6 +117,21 @@ async def test_a62_a_node_of_before_keeps_the_labels_that_it_had(tmp_path: Path)
     await later.store.close()
 
 
+async def test_a_node_with_a_price_from_before_prices_were_checked_can_be_labelled(world: RegionFixture) -> None:
+    bad = LabelGrant({"price": "cheap"})
+    await world.store.commit(Transaction({GRANTS + "edge-1": codec.dump(bad)}))
+    assert isinstance(await declaring(world, "edge-1", {}).connect(), Welcome)
+    label = world.region.fleet.label
+    await label("edge-1", {"site": "shop"}, (), "ann")
+    assert dict(labels_of(world.region, "edge-1")) == {"price": "cheap", "site": "shop"}
+    with pytest.raises(ShoalError, match=Code.QUANTITY_INVALID):
+        await label("edge-1", {"price": "dear"}, (), "ann")
+    with pytest.raises(ShoalError, match=f"{MAX_LABELS + 1} labels"):
+        await label("edge-1", {f"name-{number}": "x" for number in range(MAX_LABELS - 1)}, (), "ann")
+    await label("edge-1", {"price": "0.40 USD/h"}, (), "ann")
+    assert labels_of(world.region, "edge-1")["price"] == "0.40 USD/h"
+
+
 NAMES = st.sampled_from(["site", "trusted", "price", "self.site", "rack-1"])
 LABELS = st.dictionaries(NAMES, st.sampled_from(["1 USD/h", "2 USD/h"]))
 

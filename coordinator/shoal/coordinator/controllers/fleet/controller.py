@@ -25,6 +25,7 @@ from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.fleet.labels import (
     check_declared_labels,
+    check_label_count,
     check_labels,
     effective_labels,
 )
@@ -400,11 +401,12 @@ class FleetController:
 
     async def label(self, node: str, given: Mapping[str, str], removed: Collection[str], actor: str) -> None:
         """Adds and removes labels that an operator grants the node. Raises ShoalError(NODE_UNKNOWN | FIELD_INVALID |
-        CONFLICT).
+        QUANTITY_INVALID | UNIT_MISSING | UNIT_WRONG | CONFLICT).
         """
         state = self._require_node(node)
         grant = (await self._nodes.grant_of(node, state))[0].with_labels(given, removed)
-        if (refusal := check_labels(grant.labels)) is not None:
+        # What was granted before stands, even if it would be refused today: nobody has typed it now.
+        if (refusal := check_labels(given) or check_label_count(len(grant.labels))) is not None:
             raise ShoalError(refusal)
         labels = effective_labels(self._nodes.declared_labels(node), grant)
         record = replace(self._nodes.record_of(state), node=replace(state.node, labels=labels))

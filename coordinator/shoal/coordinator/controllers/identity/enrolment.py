@@ -147,7 +147,7 @@ class Enrolment:
     async def create(
         self, role: str, name: str, valid_s: float, actor: str, grant: LabelGrant = NO_LABEL_GRANT
     ) -> CreatedToken:
-        """Raises ShoalError(FIELD_INVALID | FIELD_MISSING | NAME_INVALID)."""
+        """Raises ShoalError(FIELD_INVALID | FIELD_MISSING | NAME_INVALID), and what `check_labels` finds."""
         allowed = (*self._lifetimes, *self._words)
         if role not in allowed:
             raise refuse(

@@ -63,13 +63,19 @@ def entry_tenants(labels: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for each in labels.get(ENTRY_LABEL, "").split(",") if (name := each.strip()))
 
 
+def check_label_count(count: int) -> Refusal | None:
+    """Why a node must not be granted so many labels, or patterns; None where it may be."""
+    if count <= MAX_LABELS:
+        return None
+    return Refusal(Code.FIELD_INVALID, f"{count} labels", f"at most {MAX_LABELS}", "give fewer")
+
+
 def check_labels(labels: Mapping[str, str], allowed: Iterable[str] = ()) -> Refusal | None:
-    """Why these labels or patterns must not be granted; None where they may be."""
+    """Why these labels or patterns must not be granted; None where they may be. Its code is FIELD_INVALID, or of a
+    quantity: QUANTITY_INVALID, UNIT_MISSING or UNIT_WRONG."""
     patterns = tuple(allowed)
-    if len(labels) > MAX_LABELS or len(patterns) > MAX_LABELS:
-        return Refusal(
-            Code.FIELD_INVALID, f"{max(len(labels), len(patterns))} labels", f"at most {MAX_LABELS}", "give fewer"
-        )
+    if (refusal := check_label_count(max(len(labels), len(patterns)))) is not None:
+        return refusal
     for name, value in labels.items():
         if name.startswith(SELF_PREFIX) or _NAME.fullmatch(name) is None:
             return Refusal(
