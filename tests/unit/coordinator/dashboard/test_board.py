@@ -177,10 +177,19 @@ async def test_the_latest_events_are_a_table_of_their_own(viewer: Viewer, monkey
     viewer.board.set_readers(1)
     following = asyncio.create_task(viewer.board.run_events())
     live = Feed()
-    await until(lambda: len(viewer.last) >= 3 * len(past) - 3, 10.0, "every event, and those gone of the latest")
-    live.publish(viewer.last)
-    rows = live.since(0, frozenset({"latest_events"})).rows
-    assert [key for (_, key), _ in rows] == [f"{each.sequence:012}" for each in past[-3:]]
+    await until(lambda: bool(viewer.last), 10.0, "past events")
+    assert len(past) > 4
+    assert len(viewer.last) == len(past) + 3, "no past event is published to be gone at once"
+
+    def latest() -> list[str]:
+        live.publish(viewer.last)
+        viewer.last.clear()
+        return [key for (_, key), _ in live.since(0, frozenset({"latest_events"})).rows]
+
+    assert latest() == [f"{each.sequence:012}" for each in past[-3:]]
+    await viewer.world.region.fleet.label("edge-1", {"site": "shop"}, (), "ann")
+    await until(lambda: len(viewer.last) >= 3, 10.0, "one more, and the oldest gone")
+    assert latest() == [f"{past[-1].sequence + more:012}" for more in (-1, 0, 1)]
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following

@@ -69,6 +69,18 @@ def test_a_number_from_another_coordinator_starts_again() -> None:
     assert live.since(99, frozenset(TABLES)).is_whole
 
 
+def test_who_is_two_thousand_events_behind_goes_on_where_it_was() -> None:
+    """An event takes the place of an older one in two tables."""
+    live = Feed()
+    tables = frozenset({"events", "latest_events"})
+    live.publish(((table, "0"), "1") for table in tables)
+    for number in range(1, 2_001):
+        live.publish(((table, str(at)), row) for table in tables for at, row in ((number, "1"), (number - 1, None)))
+    told = live.since(2, tables)
+    assert not told.is_whole
+    assert len(told.rows) == 2 * 2_001
+
+
 def test_removed_rows_take_no_memory_for_ever() -> None:
     live = Feed()
     for number in range(3 * feed.GONE_KEPT):

@@ -107,6 +107,8 @@ class Board:
         """By source."""
         self._shown_events: deque[int] = deque()
         """Numbers of the events in their table, oldest first."""
+        self._latest_events: deque[int] = deque()
+        """Likewise of the latest ones."""
         self._costs: Mapping[Slot, UsdPerHour] = {}
         self._price_changes = 0
         """How often the region's price was another. A node's own is its label, so part of its state."""
@@ -151,8 +153,9 @@ class Board:
         await self._watched.wait()
         if not shown:
             pace, changes = Pace(), list[RowChange]()
-            for event in await log.events_after(0, EVENTS_SHOWN):
-                changes.extend(self._event(event))
+            past = await log.events_after(0, EVENTS_SHOWN)
+            for left, event in zip(range(len(past), 0, -1), past, strict=True):
+                changes.extend(self._event(event, is_latest=left <= LATEST_EVENTS))
                 await pace.breathe()
             self._publish(changes)
         self._has_past.set()
@@ -160,14 +163,18 @@ class Board:
             self._publish(self._event(event))
             await asyncio.sleep(0)
 
-    def _event(self, event: LogEvent) -> list[RowChange]:
-        """The row of one more event, and the oldest as gone where there are enough."""
-        shown = self._shown_events
+    def _event(self, event: LogEvent, *, is_latest: bool = True) -> list[RowChange]:
+        """The row of one more event, and the oldest as gone where there are enough. is_latest: whether it is among the
+        newest; else enough are known to follow."""
+        shown, latest = self._shown_events, self._latest_events
         shown.append(event.sequence)
         row = row_text(event_row(views.event_view(event)))
-        changes: list[RowChange] = [(_event_key(event.sequence), row), (_latest_key(event.sequence), row)]
-        if len(shown) > LATEST_EVENTS:
-            changes.append((_latest_key(shown[-1 - LATEST_EVENTS]), None))
+        changes: list[RowChange] = [(_event_key(event.sequence), row)]
+        if is_latest:
+            latest.append(event.sequence)
+            changes.append((_latest_key(event.sequence), row))
+        if len(latest) > LATEST_EVENTS:
+            changes.append((_latest_key(latest.popleft()), None))
         if len(shown) > EVENTS_SHOWN:
             changes.append((_event_key(shown.popleft()), None))
         return changes

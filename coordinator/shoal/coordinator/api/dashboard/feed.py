@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-GONE_KEPT: Final = 2_000
-"""Removed rows that are remembered. A reader that has not seen an older removal starts again."""
+GONE_KEPT: Final = 4_000
+"""Removed rows that are remembered: an event takes the place of an older one in two tables, so those of 2,000 events. A
+reader that has not seen an older removal starts again."""
 
 RowKey = tuple[str, str]
 """(table, key)."""
