@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.coordinator.api.dashboard.candidates import best_candidates, keep_most, shorten
+from shoal.coordinator.api.dashboard.parameters import is_set
 from shoal.types.codes import ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -107,11 +108,18 @@ def test_a_brief_reply_has_of_each_candidate_what_the_page_shows() -> None:
     assert refused.refusal == nouns_pb2.Refusal(code="MEMORY_SHORT", found="1 GiB")
 
 
-def test_a_reply_that_is_not_brief_has_everything() -> None:
+@pytest.mark.parametrize("given", [{}, {"brief": ""}, {"brief": "0"}])
+def test_a_reply_that_is_not_brief_has_everything(given: dict[str, str]) -> None:
     reply = reply_of(3)
     reply.plan.candidates[0].terms.add(name="cost")
     reply.workload.state = "ready"
     whole = operator_pb2.ExplainReply()
     whole.CopyFrom(reply)
-    assert shorten(reply, {}) == {}
+    assert shorten(reply, given) == {}
     assert reply == whole
+
+
+def test_a_flag_is_0_or_1() -> None:
+    assert [is_set({"coarse": value}, "coarse") for value in ("", "0", "1")] == [False, False, True]
+    with pytest.raises(ShoalError, match="brief"):
+        shorten(reply_of(1), {"brief": "yes"})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from typing import Final
 
-from shoal.coordinator.api.dashboard.parameters import Parameters, invalid_parameter
+from shoal.coordinator.api.dashboard.parameters import Parameters, invalid_parameter, is_set
 from shoal.v1 import operator_pb2
 
 BRIEF_DIGITS: Final = 4
@@ -22,7 +22,7 @@ def shorten(reply: operator_pb2.ExplainReply, given: Parameters) -> Mapping[str,
     Raises ShoalError(INVALID_ARGUMENT).
     """
     beside = keep_most(reply, given)
-    if given.get("brief"):
+    if is_set(given, "brief"):
         for unshown in ("placements", "workload", "signals"):
             reply.ClearField(unshown)
         for each in reply.plan.candidates:

@@ -26,6 +26,14 @@ def parameters_of(query: str, takes: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def is_set(given: Parameters, name: str) -> bool:
+    """Whether this one, which is 0 or 1, is 1; left out or empty, it is 0. Raises ShoalError(INVALID_ARGUMENT)."""
+    value = given.get(name, "")
+    if value not in ("", "0", "1"):
+        raise invalid_parameter(f"{name} {value!r:.40}", "0 or 1")
+    return value == "1"
+
+
 def _wanted(takes: tuple[str, ...]) -> str:
     return f"{', '.join(takes) or 'none'}, of at most {VALUE_MOST} printable characters"
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.api.dashboard import candidates
-from shoal.coordinator.api.dashboard.parameters import Parameters
+from shoal.coordinator.api.dashboard.parameters import Parameters, is_set
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.v1 import nouns_pb2, operator_pb2
@@ -66,7 +66,9 @@ def _key(given: Parameters) -> nouns_pb2.WorkloadKey:
 
 
 def _timeline(given: Parameters) -> operator_pb2.TimelineRequest:
-    return operator_pb2.TimelineRequest(workload=_key(given) if given.get("name") else None, coarse="coarse" in given)
+    return operator_pb2.TimelineRequest(
+        workload=_key(given) if given.get("name") else None, coarse=is_set(given, "coarse")
+    )
 
 
 QUERIES: Final[Mapping[str, Query]] = {
