@@ -15,6 +15,7 @@ from harness.cluster.stack import documents, policy, workload
 from shoal.cli.commands import apply as module
 from shoal.cli.documents import Bundle, FileDocumentKey, read, waves
 from shoal.cli.main import shoal
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
@@ -120,9 +121,14 @@ class WavingRegion:
 
     def __init__(self, broken: str = "", problem: str = "") -> None:
         """problem: of what is found in a plan."""
+        self.clock = CoordinatorClock()
+        self.aborted = list[operator_pb2.MigrationView]()
+        """Of the broken one, from when it was applied first."""
         self.applied = list[list[str]]()
         self.planned = list[list[str]]()
         self.broken = broken
+        self.state = "progressing"
+        """Of the broken one."""
         self.late: ShoalError | None = None
         """What the next apply ends with, though it is carried out."""
         self._problem = problem
@@ -139,20 +145,25 @@ class WavingRegion:
     def apply(self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]) -> operator_pb2.ApplyReply:
         assert dict(digests) == {}
         self.applied.append([stem(each) for each in documents])
+        plan = operator_pb2.PlanReply(computed_at=self.clock.wall())
+        if self.broken in self.applied[-1] and not self.aborted:
+            stages = [operator_pb2.MigrationStage(stage="planned", at=self.clock.wall())]
+            refusal = nouns_pb2.Refusal(code="MEMORY_SHORT", found="no room")
+            move = operator_pb2.MigrationView(stages=stages, stage="aborted", reason=refusal)
+            move.workload.CopyFrom(nouns_pb2.WorkloadKey(tenant="default", name=self.broken))
+            self.aborted.append(move)
         late, self.late = self.late, None
         if late is not None:
             raise late
-        return operator_pb2.ApplyReply(revision=len(self.applied))
+        return operator_pb2.ApplyReply(revision=len(self.applied), plan=plan)
 
     def poll(self, kind: str) -> operator_pb2.GetReply:
+        if kind == "migrations":
+            return operator_pb2.GetReply(migrations=self.aborted)
         assert kind == "workloads"
         key = nouns_pb2.WorkloadKey(tenant="default", name=self.broken)
-        view = operator_pb2.WorkloadView(workload=key, state="progressing", wanted=1)
+        view = operator_pb2.WorkloadView(workload=key, state=self.state, wanted=1)
         return operator_pb2.GetReply(workloads=[view] if self.broken else [])
-
-    def get(self, kind: str) -> operator_pb2.GetReply:
-        assert kind == "migrations"
-        return operator_pb2.GetReply()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, region: WavingRegion, *words: str) -> Result:
@@ -178,6 +189,32 @@ def test_a_wave_whose_answer_is_late_is_applied_again(monkeypatch: pytest.Monkey
     done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%")
     assert done.exit_code == 0, done.output
     assert [len(each) for each in region.applied] == [2, 2, 6, 5]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_move_that_the_wave_began_and_that_ended_is_told_though_the_answer_was_late(
+    monkeypatch: pytest.MonkeyPatch, shops: Path, is_late: bool
+) -> None:
+    """It began before the attempt whose answer came."""
+    region = WavingRegion("shop-01")
+    region.state = "pending"
+    region.late = refuse(Code.DEADLINE_EXCEEDED, "no answer", "an answer", "wait") if is_late else None
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%", "--timeout", "0")
+    assert isinstance(done.exception, ShoalError), done.output
+    assert (done.exception.code, len(region.applied)) == (Code.MEMORY_SHORT, 1 + is_late)
+
+
+def test_a_move_that_began_before_the_wave_does_not_end_it(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:
+    region = WavingRegion("shop-01")
+    region.state = "pending"
+    move = operator_pb2.MigrationView(stage="aborted", reason=nouns_pb2.Refusal(code="MEMORY_SHORT"))
+    move.stages.add(stage="planned", at=region.clock.wall() - 60)
+    move.workload.CopyFrom(nouns_pb2.WorkloadKey(tenant="default", name="shop-01"))
+    region.aborted.append(move)
+    region.late = refuse(Code.DEADLINE_EXCEEDED, "no answer", "an answer", "wait")
+    done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%", "--timeout", "0")
+    assert isinstance(done.exception, ShoalError), done.output
+    assert done.exception.code is Code.DEADLINE_EXCEEDED
 
 
 def test_no_wave_follows_one_that_was_refused(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:

@@ -107,9 +107,9 @@ def apply_in_waves(
         for number, part in enumerate(parts, 1):
             progress(output)(f"wave {number} of {len(parts)}: {', '.join(name for _, name in part.workloads)}")
             try:
-                # One that was late may have been carried out: the same documents once more change nothing then.
-                replies.append(retry_while(lambda: api.apply(part.documents, digests), {Code.DEADLINE_EXCEEDED}))  # noqa: B023
-                _report_reply(api, replies[-1], "", part.workloads, True, timeout_s, output)
+                reply, since = apply_until_answered(api, part.documents, digests)
+                replies.append(reply)
+                _report_reply(api, reply, "", part.workloads, since, timeout_s, output)
             except ShoalError as error:
                 raise _failed_wave(error.refusal, number, parts) from error
     finally:
@@ -124,6 +124,25 @@ def _failed_wave(why: Refusal, number: int, parts: Sequence[Bundle]) -> ShoalErr
     after = f"the {left} workload{'s' * (left != 1)} of later waves are as they were" if left else "it was the last one"
     remedy = "; ".join(part for part in (why.remedy, "the same command again goes on with what is left") if part)
     return refuse(why.code, f"wave {number} of {len(parts)}, {after}: {why.found}", why.asked, remedy)
+
+
+def apply_until_answered(
+    api: RegionClient, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]
+) -> tuple[operator_pb2.ApplyReply, float]:
+    """The outcome, and a time of the region's clock from which on its effects began.
+
+    One that was late may have been carried out. The same documents once more change nothing then, and what they caused
+    began before the answer's own time, by as much as passed here since the first attempt.
+    """
+    began = list[float]()
+
+    def attempt() -> operator_pb2.ApplyReply:
+        began.append(time.monotonic())  # noqa: TID251 - a command's own clock
+        return api.apply(documents, digests)
+
+    reply = retry_while(attempt, {Code.DEADLINE_EXCEEDED})
+    before_s = time.monotonic() - began[0] if len(began) > 1 else 0.0  # noqa: TID251
+    return reply, reply.plan.computed_at - before_s
 
 
 def surplus(api: RegionClient, keep: Iterable[Key]) -> list[tuple[str, str, str]]:
@@ -147,14 +166,14 @@ def report_apply(
     | DEADLINE_EXCEEDED), or with the code of a permanent failure."""
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
-    _report_reply(api, reply, plan_hash, workloads, wait, timeout_s, output)
+    _report_reply(api, reply, plan_hash, workloads, reply.plan.computed_at if wait else None, timeout_s, output)
 
 
 def _report_reply(
-    api: RegionClient, reply: operator_pb2.ApplyReply, plan_hash: str, workloads: Iterable[Key], wait: bool,
+    api: RegionClient, reply: operator_pb2.ApplyReply, plan_hash: str, workloads: Iterable[Key], since: float | None,
     timeout_s: float, output: str,
 ) -> None:  # fmt: skip
-    """As `report_apply`, which has printed JSON and YAML."""
+    """As `report_apply`, which has printed JSON and YAML. since: when it was applied, to wait for it; None: do not."""
     if output not in ("json", "yaml"):
         show_plan(reply.plan, wide=output == "wide")  # or its problems
     if reply.problems:
@@ -172,11 +191,11 @@ def _report_reply(
         )
     if output == "table" and reply.revision:
         line(f"applied, revision {reply.revision}")
-    if wait:
+    if since is not None:
         asked = workloads_to_await(reply, workloads, lambda: api.poll("workloads").workloads)
         try:
             with status_progress(progress(output)) as say:
-                wait_ready(api, asked, timeout_s, reply.plan.computed_at, say)
+                wait_ready(api, asked, timeout_s, since, say)
         except KeyboardInterrupt:
             note("not waited for any longer; what was applied goes on: shoal get workloads")
             raise
