@@ -4,7 +4,9 @@ import { useEffect, useReducer } from "preact/hooks";
 const tables = new Map();
 const readers = new Set();
 const state = { status: "connecting", at: 0 };
-let source = null, wanted = "", retry = null, delay = 500, frame = 0, loggedOut = () => {};
+let source = null, wanted = "", retry = null, delay = 500, frame = 0, wasLost = false, loggedOut = () => {};
+/** The script of this page; its name has a hash of what it was built of. */
+const BUILD = import.meta.url.split("/").pop();
 
 export const live = { tables, state };
 
@@ -31,6 +33,7 @@ function connect() {
   clearTimeout(retry);
   const asked = wanted.split(",");
   for (const name of tables.keys()) if (!asked.includes(name)) tables.delete(name);
+  if (state.status === "live") state.status = "connecting";
   const opened = source = new EventSource(`/api/v1/live?tables=${wanted}`);
   let fresh = false;
   opened.addEventListener("whole", () => { fresh = true; for (const name of asked) tables.set(name, new Map()); });
@@ -49,11 +52,14 @@ function connect() {
     fresh = false; delay = 500;
     Object.assign(state, { status: "live", at: Date.now() });
     show();
+    if (wasLost) renew();
+    wasLost = false;
   });
   opened.addEventListener("ended", () => { opened.close(); loggedOut(); });
   opened.onerror = () => {
     if (source !== opened) return;
     state.status = "lost";
+    wasLost = true;
     show();
     if (opened.readyState === EventSource.CLOSED) again();
   };
@@ -64,9 +70,16 @@ async function again() {
   try {
     const reply = await fetch("/api/v1/session");
     if (reply.status === 401 || reply.status === 403) return loggedOut();
+    if (reply.ok) await renew();
   } catch { /* not reachable: try again */ }
   clearTimeout(retry);
   retry = setTimeout(() => wanted && connect(), delay);
+}
+
+/** Load the page again where the coordinator has another by now, as after an upgrade: each knows its own rows. */
+async function renew() {
+  const reply = await fetch("/").catch(() => null);
+  if (reply?.ok && !(await reply.text()).includes(BUILD)) location.reload();
 }
 
 function show() {
@@ -79,12 +92,13 @@ export function useLive() {
   useEffect(() => { readers.add(again); return () => readers.delete(again); }, []);
 }
 
-/** The rows of a table, the same array until one of them changes; null until they have come. */
+/** The rows of a table, the same array until one of them changes; null until they have come. A page is drawn before it
+ * follows its tables, so one that nobody followed is not empty but unknown. */
 export function useTable(name) {
   useLive();
   const rows = tables.get(name);
   if (rows?.size) return rows.list ??= [...rows.values()];
-  return state.status === "live" ? EMPTY : null;
+  return rows && state.status === "live" ? EMPTY : null;
 }
 const EMPTY = [];
 

@@ -62,7 +62,7 @@ export const usePlaced = (places) => useMemo(() => grouped(places ?? [], (each) 
 export function Places({ of, placed }) {
   const all = placed.get(`${of.tenant}/${of.name}`);
   if (!all) return <span class="muted">{of.reason?.code === "DELEGATED" ? of.reason.found : "nowhere"}</span>;
-  return <span class="places">{all.map((each) => <span key={`${each.node}/${each.device}`} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
+  return <span class="places">{all.map((each, at) => <span key={at} class={each.phase === "ready" ? "" : "muted"}>{each.node}<span class="muted">/{each.device}</span><StandIn is={each.stand_in} /></span>)}</span>;
 }
 
 function Attention({ nodes, workloads, devices }) {

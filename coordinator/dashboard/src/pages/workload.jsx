@@ -13,13 +13,14 @@ const CANDIDATES = 150;
 
 export function WorkloadPage({ path }) {
   const [, tenant, name] = path;
-  const rows = useTable("workloads"), all = useTable("placements") ?? [], moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
+  const rows = useTable("workloads"), all = useTable("placements"), moves = useTable("migrations") ?? [], events = useTable("events") ?? [];
   const agreements = useTable("agreements") ?? [];
   const row = rows?.find((each) => each.name === name && each.tenant === tenant);
-  const placed = all.filter((each) => each.name === name && each.tenant === tenant);
-  const where = placed.map((each) => `${each.id}${each.phase}`).join();
-  const told = useAsked(() => ask("explain", { tenant, name, most: CANDIDATES, brief: 1 }), [tenant, name, row?.revision, row?.state, where]);
-  if (!rows) return <Waiting />;
+  const placed = (all ?? []).filter((each) => each.name === name && each.tenant === tenant);
+  const where = all && placed.map((each) => `${each.id}${each.phase}`).join();
+  // Asked again whenever it runs elsewhere; so not before it is known where.
+  const told = useAsked(() => (all ? ask("explain", { tenant, name, most: CANDIDATES, brief: 1 }) : new Promise(() => {})), [tenant, name, row?.revision, row?.state, where]);
+  if (!rows || !all) return <Waiting />;
   const away = row?.reason?.code === "DELEGATED" ? agreements.find((each) => each.agreement === row.reason.asked) ?? {} : null;
   const now = row ? figuresOf(row) : {};
   const key = (each) => each.workload?.name === name && (each.workload?.tenant ?? "default") === tenant;
