@@ -176,6 +176,14 @@ def test_what_is_too_large_or_no_json_is_refused(coordinator: CoordinatorServer,
     assert ask("/api/v1/login", method="POST", body=b"x" * 2000, content_type="application/json").code == Code.TOO_LARGE
 
 
+def test_tables_that_there_are_not_are_refused(coordinator: CoordinatorServer, ask: Any) -> None:
+    """A page would show them as empty."""
+    for tables in ("nodes,nonsense", "<script>", "nodes,,figures,Nodes"):
+        refused = ask(f"/api/v1/live?tables={tables}", caller=coordinator.admin())
+        assert (refused.status, refused.code) == (400, Code.INVALID_ARGUMENT), tables
+    assert ask("/api/v1/live?tables=nodes,figures", caller=coordinator.admin()).status == 200
+
+
 def test_a48_an_open_page_ends_with_the_certificate_behind_it(coordinator: CoordinatorServer, tmp_path: Path) -> None:
     stub = operator(coordinator.link, coordinator.admin())
     token = stub.CreateToken(operator_pb2.CreateTokenRequest(role="viewer", name="guest", valid_s=60), timeout=10)

@@ -19,7 +19,7 @@ import structlog
 
 from shoal.coordinator.api.dashboard import assets, browser_rules, queries
 from shoal.coordinator.api.dashboard.feed import Feed, RowChange
-from shoal.coordinator.api.dashboard.parameters import parameters_of
+from shoal.coordinator.api.dashboard.parameters import invalid_parameter, parameters_of
 from shoal.coordinator.api.dashboard.queries import Query
 from shoal.coordinator.api.dashboard.rows import plain, rows_text
 from shoal.host.http_server import HttpExchange, HttpLimits, HttpServer
@@ -282,7 +282,9 @@ class DashboardServer:
         replace all, `now` after each group. The id of an event is the number of the newest change in it."""
         caller = await self._caller(exchange, "Get")
         given = parameters_of(query, ("tables",))
-        tables = frozenset(given.get("tables", "").split(",")) & TABLES
+        tables = frozenset(filter(None, given.get("tables", "").split(",")))
+        if unknown := sorted(tables - TABLES):
+            raise invalid_parameter(f"table {unknown[0]!r:.40}", ", ".join(sorted(TABLES)))
         open_count = self._live.get(caller.uri, 0)
         if open_count >= LIVE_PER_CALLER or sum(self._live.values()) >= LIVE_MOST:
             raise refuse(
