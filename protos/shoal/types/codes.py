@@ -292,6 +292,9 @@ PERMANENT_LOAD_FAILURES: Final = frozenset(
 """Reasons why a model does not run on a runtime, now or later: only another model, another runtime or what the workload
 asks of it (shapes, samples, tolerances) helps."""
 
+UNREADABLE_DEVICE: Final = frozenset({Code.DEVICE_LOST, Code.DEVICE_UNREACHABLE})
+"""Codes of a load on a device that cannot be read, or was not measured since it could not."""
+
 _UNANSWERED: Final = frozenset(
     {Code.REPLICA_UNREACHABLE, Code.WORKER_CRASHED, Code.REQUEST_CRASHED_WORKER, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
 )

@@ -24,12 +24,11 @@ from shoal.agent.supervisor.node_monitor import EventReporter, NodeMonitor
 from shoal.agent.supervisor.settings import SupervisorSettings
 from shoal.agent.supervisor.supervisor_ports import SupervisorPorts
 from shoal.types.assignment import Assignment, Observed, Phase
-from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, ShoalError
+from shoal.types.codes import PERMANENT_LOAD_FAILURES, UNREADABLE_DEVICE, Code, ShoalError
 from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
 MIN_SLEEP_S = 0.001
-_UNREADABLE = frozenset({Code.DEVICE_LOST, Code.DEVICE_UNREACHABLE})
 _TAKING_REQUESTS = states.Ready | states.Unloading | states.ScaledToZero | states.Waking
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -283,7 +282,7 @@ class ReplicaManager:
     def _is_news(self, device: str, code: Code) -> bool:
         """Whether a failure is to be reported. A device that cannot be read fails every attempt of every replica on it,
         all for the same cause."""
-        if code not in _UNREADABLE:
+        if code not in UNREADABLE_DEVICE:
             return True
         used = {each.state.assignment.device for each in self._replicas.values()}
         known = {name: why for name, why in self._unreadable_devices.items() if name in used}

@@ -9,7 +9,7 @@ from shoal.coordinator.core.fleet.state import LivenessChange, NodeState
 from shoal.coordinator.core.placement.changes import is_same
 from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.types.assignment import Observed, Phase
-from shoal.types.codes import Code
+from shoal.types.codes import UNREADABLE_DEVICE, Code
 from shoal.types.link import NodeEvents
 from shoal.types.units import show_seconds
 
@@ -112,12 +112,10 @@ def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
         if observed.phase is Phase.FAILED
         and observed.code is not None
         and ((known := before.observed.get(observed.assignment)) is None or not _is_same_state(known, observed))
-        and not (observed.code in _UNREADABLE and before.has_full_status and observed.device not in before.readings)
+        and not (
+            observed.code in UNREADABLE_DEVICE and before.has_full_status and observed.device not in before.readings
+        )
     ]
-
-
-_UNREADABLE: Final = frozenset({Code.DEVICE_LOST, Code.DEVICE_UNREACHABLE})
-"""Codes of a load on a device that cannot be read, or was not measured since."""
 
 
 def _scale_events(before: NodeState, after: NodeState) -> list[LogEvent]:

@@ -111,7 +111,8 @@ def remember_warm_ups(
             gone = trial if residual is None else _replaced(residuals, trial, residual)
             if gone is not None:
                 changed.add(gone)
-                residuals.put(gone, None)
+                if gone != trial:
+                    residuals.put(gone, None)
                 residuals.put(trial, residual)
             changed.add(trial)
     if len(known) > MOST_WARM_UPS:
