@@ -16,8 +16,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.main import federation, region, restore
-from shoal.coordinator.main.operators import ask_for_operator
+from shoal.coordinator.main.operators import ask_for_operator, is_served
 from shoal.coordinator.main.options import config_of, parser_of, scopes_of, store_options_of, store_settings_of
 from shoal.coordinator.main.process import log_of
 from shoal.coordinator.main.watchdog import run_with_watchdog
@@ -46,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if options.verb == "operator":
             os.umask(0o077)
-            folder = ask_for_operator(Path(options.data_dir) / "operator")
-            print(json.dumps({"event": "asked", "operator_dir": str(folder.resolve())}))
+            folder = Path(options.data_dir) / "operator"
+            ask_for_operator(folder)
+            event = "written" if asyncio.run(is_served(folder, CoordinatorClock())) else "asked"
+            print(json.dumps({"event": event, "operator_dir": str(folder.resolve())}))
             return
         if options.verb == "etcd-users":
             scopes = scopes_of(options)

@@ -19,20 +19,33 @@ from shoal.coordinator.ports import Clock, IssuedCertificate, StaleRevision, Sto
 from shoal.host.private_files import write_private
 from shoal.types.codes import ShoalError
 from shoal.types.device import Role
+from shoal.types.units import Seconds
 from shoal.wire.certificates import identity_of_pem
 
 REQUEST_FILE: Final = "wanted"
 """File in the operator's folder by which its owner requests a new first operator."""
 POLL_S: Final = 1.0
+"""Between looks of a coordinator for a request."""
+SERVED_WITHIN_S: Final = 10.0
+"""For which the owner waits for a coordinator that runs: ten of its looks."""
 
 log: Final = structlog.get_logger("shoal.coordinator.identity")
 
 
-def ask_for_operator(folder: Path) -> Path:
+def ask_for_operator(folder: Path) -> None:
     """Leaves the request for the coordinator that uses `folder`, or for its next start."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(folder / REQUEST_FILE, b"")
-    return folder
+
+
+async def is_served(folder: Path, clock: Clock) -> bool:
+    """Waits for the files that `folder` asks for. Returns False if no coordinator has written them in time."""
+    end = clock.now() + SERVED_WITHIN_S
+    while (folder / REQUEST_FILE).exists():
+        if clock.now() >= end:
+            return False
+        await clock.sleep(Seconds(0.1))
+    return True
 
 
 class FirstOperator:
