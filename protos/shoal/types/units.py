@@ -24,6 +24,8 @@ Elapsed = NewType("Elapsed", float)
 """Seconds on a monotonic clock over a persisted floor, for leases, holds and deadlines. Never shown to people."""
 Wall = NewType("Wall", float)
 """Seconds since 1970 UTC, for people, calendars and signed times. Compare only with an allowance."""
+UNKNOWN_TIME: Final = Wall(0.0)
+"""A time that nobody wrote down. People see it as `-`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -967,6 +967,7 @@ class NodeView(_message.Message):
     FRONT_READY_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
+    JOINED_AT_FIELD_NUMBER: _builtins.int
     liveness: _builtins.str
     """ready | suspect | lost | never-seen"""
     cordoned: _builtins.bool
@@ -978,6 +979,10 @@ class NodeView(_message.Message):
     revoked: _builtins.bool
     duplicate: _builtins.str
     """Empty unless two agents showed this identity."""
+    joined_at: _builtins.float
+    """When it first joined the region. It stays when it connects again, and when it joins again after a revocation. 0: not
+    known.
+    """
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...
     @_builtins.property
@@ -1002,10 +1007,11 @@ class NodeView(_message.Message):
         front_ready: _builtins.bool = ...,
         revoked: _builtins.bool = ...,
         duplicate: _builtins.str = ...,
+        joined_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "node", b"node", "observed", b"observed", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "duplicate", b"duplicate", "epoch", b"epoch", "front_ready", b"front_ready", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason", "revoked", b"revoked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "duplicate", b"duplicate", "epoch", b"epoch", "front_ready", b"front_ready", "joined_at", b"joined_at", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason", "revoked", b"revoked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1480,6 +1486,7 @@ class TokenView(_message.Message):
     USED_AT_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
     CREATED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     name: _builtins.str
@@ -1487,6 +1494,8 @@ class TokenView(_message.Message):
     used_at: _builtins.float
     used_by: _builtins.str
     created_by: _builtins.str
+    created_at: _builtins.float
+    """0: not known."""
     def __init__(
         self,
         *,
@@ -1497,10 +1506,11 @@ class TokenView(_message.Message):
         used_at: _builtins.float = ...,
         used_by: _builtins.str = ...,
         created_by: _builtins.str = ...,
+        created_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "created_by", b"created_by", "expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1559,6 +1569,7 @@ class AgreementView(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
+    AGREED_AT_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     side: _builtins.str
     counterpart: _builtins.str
@@ -1567,6 +1578,8 @@ class AgreementView(_message.Message):
     """starting | ready | short | stopping"""
     lease_s: _builtins.float
     """Seconds from now; 0 where it is over."""
+    agreed_at: _builtins.float
+    """When this region awarded it, or as the delegate granted the award. 0: not known."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1590,10 +1603,11 @@ class AgreementView(_message.Message):
         lease_s: _builtins.float = ...,
         reason: _nouns_pb2.Refusal | None = ...,
         delivered: _federation_pb2.ServiceReport | None = ...,
+        agreed_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "offer", b"offer", "reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "counterpart", b"counterpart", "delivered", b"delivered", "lease_s", b"lease_s", "offer", b"offer", "reason", b"reason", "service", b"service", "side", b"side", "state", b"state", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreed_at", b"agreed_at", "agreement", b"agreement", "counterpart", b"counterpart", "delivered", b"delivered", "lease_s", b"lease_s", "offer", b"offer", "reason", b"reason", "service", b"service", "side", b"side", "state", b"state", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,7 @@ from shoal.coordinator.core.negotiation.model import (
     Active,
     Awarding,
     IdleTrade,
+    OriginAgreement,
     RegionAnswer,
     Soliciting,
     Withdrawing,
@@ -193,6 +194,7 @@ def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wa
         cordoned=state.cordoned,
         quarantined=state.quarantined,
         last_seen=state.last_seen,
+        joined_at=state.joined_at,
         epoch=state.epoch,
         certificate_expires_at=certificate_ends or 0.0,
         front_ready=state.front_ready,
@@ -509,34 +511,46 @@ def agreements(
     """Like `agreement_views`, without the service reports."""
     for key, trade in sorted(trades.items()):
         match trade.phase:
-            case Awarding(offer=offer, award=award, until=until):
-                yield _agreement(award.agreement, "origin", offer.region, key, "awarding", "", offer, until - now)
-            case Withdrawing(offer=offer, agreement=name, until=until, code=code):
-                yield _agreement(name, "origin", offer.region, key, "withdrawing", "", offer, until - now, code)
+            case Awarding(offer=offer, award=award, until=until, awarded_at=at):
+                yield _agreement(award.agreement, "origin", offer.region, key, "awarding", "", offer, until - now, at)
+            case Withdrawing(offer=offer, agreement=name, until=until, code=code, awarded_at=at):
+                yield _agreement(name, "origin", offer.region, key, "withdrawing", "", offer, until - now, at, code)
             case Active(agreement=agreement):
-                left = agreement.lease_until - now
-                yield _agreement(
-                    agreement.id, "origin", agreement.region, key, "active", agreement.service, agreement.offer, left
-                )
+                yield _origin_agreement(agreement, key, "active", agreement.lease_until - now)
             case IdleTrade() | Soliciting():
                 pass
         for each in trade.leaving:
-            agreement = each.agreement
-            left, service = min(each.ends_at, agreement.lease_until) - now, agreement.service
-            yield _agreement(
-                agreement.id, "origin", agreement.region, key, each.stage, service, agreement.offer, left, each.code
-            )
+            left = min(each.ends_at, each.agreement.lease_until) - now
+            yield _origin_agreement(each.agreement, key, each.stage, left, each.code)
     for state in bid_states:
         match state:
-            case GrantedBid(offer=offer, award=award, until=until):
-                asked = state.asked.workload
-                yield _agreement(award.agreement, "delegate", offer.origin, asked, "granted", "", offer, until - now)
+            case GrantedBid(offer=offer, award=award, until=until, granted_at=at):
+                asked, left = state.asked.workload, until - now
+                yield _agreement(award.agreement, "delegate", offer.origin, asked, "granted", "", offer, left, at)
             case StoppingBid(granted=granted, code=code, ends=ends):
                 name, offer, asked = granted.award.agreement, granted.offer, granted.asked.workload
-                left = min(ends, granted.until) - now
-                yield _agreement(name, "delegate", offer.origin, asked, "stopping", "", offer, left, code)
+                left, at = min(ends, granted.until) - now, granted.granted_at
+                yield _agreement(name, "delegate", offer.origin, asked, "stopping", "", offer, left, at, code)
             case HeldBid() | ClosedBid():
                 pass
+
+
+def _origin_agreement(
+    agreement: OriginAgreement, workload: WorkloadKey, state: str, left_s: float, code: Code | None = None
+) -> operator_pb2.AgreementView:
+    """One that was granted, as its origin sees it."""
+    return _agreement(
+        agreement.id,
+        "origin",
+        agreement.region,
+        workload,
+        state,
+        agreement.service,
+        agreement.offer,
+        left_s,
+        agreement.awarded_at,
+        code,
+    )
 
 
 def _agreement(
@@ -548,6 +562,7 @@ def _agreement(
     service: str,
     offer: Offer,
     left_s: float,
+    agreed_at: Wall,
     code: Code | None = None,
 ) -> operator_pb2.AgreementView:
     view = operator_pb2.AgreementView(
@@ -559,6 +574,7 @@ def _agreement(
         service=service,
         offer=to_wire(offer),
         lease_s=max(0.0, left_s),
+        agreed_at=agreed_at,
     )
     if code is not None:
         view.reason.CopyFrom(refusal_view(Refusal(code)))

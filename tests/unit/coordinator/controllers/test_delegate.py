@@ -14,7 +14,7 @@ from harness.builders.negotiation import ORIGIN, award, notice, renewal, signed_
 from harness.fakes.delegate import LISTED, DelegateFixture
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
 from harness.wait import until
-from shoal.coordinator.api.views import workload_views
+from shoal.coordinator.api.views import agreements, workload_views
 from shoal.coordinator.controllers.federation.bids import BIDS
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.core.catalog.model import DocumentKey
@@ -25,7 +25,7 @@ from shoal.types.agreement import GUEST_TENANT, Award, Notice, Release, Renewal,
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Decline, Offer
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 TRADE = [
@@ -516,6 +516,23 @@ async def test_a_restart_ends_what_was_only_held(here: DelegateFixture, tmp_path
     with raises_code(Code.HOLD_EXPIRED):
         await again.bids.on_award(signed_message(award(bid=offer.id)))
     assert await again.ledger_entries() == [("offered", offer.id), ("expired", offer.id)]
+
+
+async def test_an_agreement_says_after_a_restart_when_it_was_granted(here: DelegateFixture, tmp_path: Path) -> None:
+    def times_of(side: DelegateFixture) -> list[float]:
+        return [view.agreed_at for view in agreements({}, side.bids.states.values(), Elapsed(0.0))]
+
+    await here.ask()
+    here.world.clock.advance(3.0)
+    at = here.world.clock.wall()
+    await here.grant()
+    here.world.clock.advance(5.0)
+    await here.bids.on_renewal(signed_message(renewal(1)))
+    assert times_of(here) == [at]
+    again = await _restart(here, tmp_path / "first")
+    assert times_of(again) == [at]
+    await again.bids.withdraw("g-1", Code.TRADE_DENIED)
+    assert times_of(again) == [at], "under notice"
 
 
 async def test_a_restart_between_commit_and_answer_grants_once(

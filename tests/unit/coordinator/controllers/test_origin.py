@@ -11,6 +11,7 @@ from harness.builders.offers import requirements, term_values
 from harness.fakes.clock import ManualClock
 from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
+from shoal.coordinator.api.views import agreements
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
 from shoal.coordinator.controllers.federation.local_region import LocalPlacement
@@ -407,6 +408,25 @@ async def test_a_restart_changes_no_route_and_goes_on_with_the_agreement(origin:
     assert again.wire.regions["a"].running_agreements == [before[KEY].agreement]
     assert again.wire.sent_methods.count("award") == 1
     await again.store.close()
+
+
+async def test_an_agreement_says_after_a_restart_when_it_was_awarded(origin: Origin, tmp_path: Path) -> None:
+    def times_of(world: Origin) -> list[float]:
+        return [view.agreed_at for view in agreements(world.trades.trades, (), Elapsed(0.0))]
+
+    origin.time.advance(10.0)
+    begun = origin.time.wall()
+    await origin.run(1.0)
+    (at,) = times_of(origin)
+    assert begun <= at < origin.time.wall()
+    origin = await origin.reboot(tmp_path, away_s=5.0)
+    assert times_of(origin) == [at]
+    await origin.run(3.0)
+    origin.local_region.wanted = ()
+    await origin.run(0.5)
+    assert isinstance(origin.trades.trades[KEY].phase, IdleTrade)
+    assert times_of(origin) == [at], "under notice"
+    await origin.store.close()
 
 
 async def test_after_a_restart_an_agreement_that_ended_meanwhile_is_in_breach(origin: Origin, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class DelegateController:
             if isinstance(state, HeldBid) and (forbidden := self._rules.refusal(state.asked)) is not None:
                 self._standings.excuse(what.bid)
                 raise ShoalError(forbidden)
-            event = hold.AwardReceived(what)
+            event = hold.AwardReceived(what, self._clock.wall())
             lease_s = await self._transitions.advance_for_lease(what.bid, event, award.evidence)
             return Grant(what.agreement, what.bid, self._region, lease_s, gateways(self._workloads.fleet))
 

@@ -108,7 +108,7 @@ class OriginController:
             local_region,
             self._solicitor,
             self._observations,
-            now=clock.now,
+            clock=clock,
             trade_of=self._trade_of,
             on_outcome=self.handle,
         )

@@ -34,10 +34,9 @@ from shoal.coordinator.core.negotiation.model import (
     TradeEvent,
     WorkloadTrade,
 )
-from shoal.coordinator.ports import VerifiedMessage
+from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import Award, Renewal
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import Elapsed
 from shoal.types.workload import WorkloadKey
 
 T = TypeVar("T")
@@ -67,13 +66,11 @@ class TradeCalls:
         solicitor: Solicitor,
         observations: ServiceObservations,
         *,
-        now: Callable[[], Elapsed],
+        clock: Clock,
         trade_of: Callable[[WorkloadKey], WorkloadTrade],
         on_outcome: Callable[[WorkloadKey, TradeEvent], Awaitable[None]],
     ) -> None:
-        """now: elapsed time of the region. trade_of: a workload's trade now. on_outcome: handles the event that is the
-        outcome of a call.
-        """
+        """trade_of: a workload's trade now. on_outcome: handles the event that is the outcome of a call."""
         self.tasks = set[asyncio.Task[None]]()
         """Calls in progress."""
         self._peers = access.peers
@@ -81,7 +78,7 @@ class TradeCalls:
         self._local_region = local_region
         self._solicitor = solicitor
         self._observations = observations
-        self._now = now
+        self._clock = clock
         self._trade_of = trade_of
         self._on_outcome = on_outcome
         self._awards: dict[str, Award] = {}
@@ -120,8 +117,9 @@ class TradeCalls:
         heard, unheard = await self._solicitor.ask_round(key, effect)
         answers = tuple(each.content for each in heard)
         evidence = {each.signer: each.evidence for each in heard}
-        terms = self._solicitor.terms_of(key)
-        await self._on_outcome(key, RoundAnswered(effect.solicitation, effect.round, answers, terms, evidence, unheard))
+        terms, wall = self._solicitor.terms_of(key), self._clock.wall()
+        answered = RoundAnswered(effect.solicitation, effect.round, answers, terms, evidence, unheard, wall)
+        await self._on_outcome(key, answered)
 
     async def _compare(self, key: WorkloadKey, effect: Compare) -> None:
         found = await self._solicitor.compare(key, with_other_regions=effect.with_other_regions)
@@ -132,7 +130,7 @@ class TradeCalls:
     async def _award(self, key: WorkloadKey, effect: SendAward) -> None:
         name = effect.award.agreement
         award = self._awards.setdefault(name, replace(effect.award, gateways=self._local_region.gateways()))
-        asked_at = self._now()
+        asked_at = self._clock.now()
         outcome = await self._call(self._peers.award(effect.region, award))
         if isinstance(outcome, VerifiedMessage):
             await self._on_outcome(key, AwardGranted(outcome.content, asked_at, outcome.evidence))

@@ -196,6 +196,7 @@ class FleetController:
         wall = self._clock.wall()
         declared = hello.node.labels
         hello = replace(hello, node=replace(hello.node, labels=effective_labels(declared, grant)))
+        connected = self._with_session(hello, epoch, wall).nodes[node]
         stored = NodeRecord(
             hello.node,
             epoch,
@@ -203,8 +204,9 @@ class FleetController:
             wall,
             duplicate=known.duplicate if known else None,
             declared=declared,
+            joined_at=connected.joined_at,
         )
-        skewed = skew_events(known, self._with_session(hello, epoch, wall).nodes[node])
+        skewed = skew_events(known, connected)
         try:
             said = LogEvent("NODE_CONNECTED", node, f"epoch {epoch}", node=node)
             await self._nodes.save(stored, said, *skewed, grant=None if is_stored else grant)

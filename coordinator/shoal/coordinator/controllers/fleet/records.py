@@ -14,7 +14,7 @@ from shoal.coordinator.ports import StaleRevision
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Node
 from shoal.types.receipt import Receipt, SignedReceipt
-from shoal.types.units import Wall
+from shoal.types.units import UNKNOWN_TIME, Wall
 
 NODES: Final = "nodes/"
 RECEIPTS: Final = "receipts/"
@@ -41,6 +41,11 @@ class NodeRecord:
     duplicate: DuplicateIdentity | None = None
     # Labels as the node declares them. None: stored before tokens granted labels.
     declared: Mapping[str, str] | None = None
+    # When the region first opened a session for this name. It stays for as long as there is a record: over new
+    # sessions, restarts of either side, and a revocation after which the name joins again with a new token. A node that
+    # an operator deletes, and that joins again, is new. 0: not known, because an older version wrote the record, at
+    # first or after a rollback.
+    joined_at: Wall = UNKNOWN_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class NodeRepository:
                     epoch=stored.epoch,
                     cordoned=stored.cordoned,
                     last_seen=stored.last_seen,
+                    joined_at=stored.joined_at,
                     receipts=receipts.get(name, {}),
                     revoked=stored.revoked,
                     duplicate=stored.duplicate,
@@ -106,7 +112,14 @@ class NodeRepository:
         """The record of a node as it is now."""
         declared = self._declared_labels.get(state.name)
         return NodeRecord(
-            state.node, state.epoch, state.cordoned, state.last_seen, state.revoked, state.duplicate, declared
+            state.node,
+            state.epoch,
+            state.cordoned,
+            state.last_seen,
+            state.revoked,
+            state.duplicate,
+            declared,
+            state.joined_at,
         )
 
     def declared_labels(self, node: str) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import NODES, check_name, parse_name, uri_of
 from shoal.types.token import JoinToken, parse_join_token, token_sha256
-from shoal.types.units import Seconds, Wall, show_seconds
+from shoal.types.units import UNKNOWN_TIME, Seconds, Wall, show_seconds
 
 T = TypeVar("T")
 
@@ -79,6 +79,9 @@ class Token:
     used_by: str = ""
     # Labels that the region grants the node that joins with it.
     grant: LabelGrant = NO_LABEL_GRANT
+    # When it was created. 0: not known, because an older version wrote the record, at first or when it was
+    # redeemed.
+    created_at: Wall = UNKNOWN_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,9 @@ class Enrolment:
             else JoinToken(self._region, self._authority.fingerprint, secret).text
         )
         sha256 = token_sha256(text if role == BEARER else secret)
-        token = Token(sha256[:12], sha256, role, name, actor, Wall(self._clock.wall() + valid_s), grant=grant)
+        wall = self._clock.wall()
+        expires_at = Wall(wall + valid_s)
+        token = Token(sha256[:12], sha256, role, name, actor, expires_at, grant=grant, created_at=wall)
         puts = {TOKENS + sha256: codec.dump(token)}
         if role == BEARER:
             puts[CREDENTIALS + sha256] = codec.dump(Credential(name, sha256, token.expires_at))

@@ -10,7 +10,7 @@ from shoal.types.device import Device, Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
 from shoal.types.tenant import TenantUse
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import UNKNOWN_TIME, Elapsed, Seconds, Wall
 from shoal.types.workload import PartitionRule
 
 DEFAULT_PARTITION = PartitionRule()
@@ -87,6 +87,8 @@ class NodeState:
     heard_at: Elapsed = ORIGIN
     # When its last valid message arrived, by the wall clock; NEVER: none so far.
     last_seen: Wall = NEVER
+    # When the region first opened a session for it, as in its record; 0: not known.
+    joined_at: Wall = UNKNOWN_TIME
     # True once a full status arrived since the node booted, so that `observed` is complete.
     has_full_status: bool = False
     # Version of the desired set that the node last persisted; None before the first.

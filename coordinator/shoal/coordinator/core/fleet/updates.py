@@ -57,7 +57,7 @@ def connect(
     """
     known = fleet.nodes.get(node.name)
     if known is None:
-        known = NodeState(node=node, heard_at=now, since=now)
+        known = NodeState(node=node, heard_at=now, since=now, joined_at=wall)
     elif epoch <= known.epoch:
         return fleet
     if known.node.boot_id != node.boot_id:

@@ -12,7 +12,7 @@ from shoal.coordinator.core.placement.model import Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Offer, Solicitation
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import UNKNOWN_TIME, Elapsed, Seconds, Wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class GrantedBid:
     until: Elapsed
     # Certificate serials of those gateways that are refused.
     revoked: tuple[str, ...] = ()
+    # When the award was granted. 0: not known, because an older version wrote the bid, at first or after a rollback.
+    granted_at: Wall = UNKNOWN_TIME
     # Discriminator of the stored form.
     kind: Literal["granted"] = "granted"
 
@@ -122,6 +124,8 @@ BidState = HeldBid | GrantedBid | StoppingBid | ClosedBid
 @dataclass(frozen=True, slots=True)
 class AwardReceived:
     award: Award
+    # When it came; 0: not known.
+    at: Wall = UNKNOWN_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +293,7 @@ def _step_held(
     state: HeldBid, event: BidEvent, now: Elapsed, terms: HoldTerms
 ) -> tuple[BidState, tuple[BidEffect, ...]]:
     match event:
-        case AwardReceived(award):
+        case AwardReceived(award, at):
             if (refusal := _award_mismatch(award, state.offer, state.asked)) is not None:
                 return state, (Refuse(refusal),)
             granted = GrantedBid(
@@ -301,6 +305,7 @@ def _step_held(
                 sequence=0,
                 nonce="",
                 until=_lease_end(now, terms),
+                granted_at=at,
             )
             return granted, (LedgerTransition("granted"), LeaseAnswer(terms.lease_s))
         case ReleaseReceived():

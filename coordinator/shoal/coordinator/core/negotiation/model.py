@@ -13,7 +13,7 @@ from shoal.coordinator.core.negotiation.offer_selection import DelegationTerms
 from shoal.types.agreement import Award, GatewayRef, Grant, Notice, Release, Renewed, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Offer
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import UNKNOWN_TIME, Elapsed, Seconds, Wall
 from shoal.types.workload import Relaxation, WorkloadKey
 
 LONG_AGO: Final = Elapsed(-math.inf)
@@ -72,6 +72,8 @@ class OriginAgreement:
     revoked: tuple[str, ...] = ()
     # Joules per inference to two digits, as the delegate meters them; None: not reported.
     joules: float | None = None
+    # When it was awarded. 0: not known, because an older version wrote the trade, at first or after a rollback.
+    awarded_at: Wall = UNKNOWN_TIME
 
     @property
     def region(self) -> str:
@@ -142,6 +144,8 @@ class Awarding:
     until: Elapsed
     # When the award is sent again.
     retry_at: Elapsed
+    # When it was made; 0: not known, as in OriginAgreement.
+    awarded_at: Wall = UNKNOWN_TIME
     # Discriminator of the stored form.
     kind: Literal["awarding"] = "awarding"
 
@@ -161,6 +165,8 @@ class Withdrawing:
     retry_at: Elapsed
     # Why it is withdrawn.
     code: Code
+    # When it was awarded; 0: not known, as in OriginAgreement.
+    awarded_at: Wall = UNKNOWN_TIME
     # Discriminator of the stored form.
     kind: Literal["withdrawing"] = "withdrawing"
 
@@ -300,6 +306,8 @@ class RoundAnswered:
     evidence: Mapping[str, bytes] = field(default_factory=dict)
     # By region that the policy would delegate to, why nothing came from it.
     unheard: Mapping[str, Refusal] = field(default_factory=dict)
+    # When the last one came, which is when the best of them is awarded; 0: not known.
+    at: Wall = UNKNOWN_TIME
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,9 @@ def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
             phase = trade.phase
         case Soliciting():
             phase = IdleTrade(now)
-        case Awarding(offer=offer, award=award):
-            phase = Withdrawing(offer, award.agreement, Elapsed(now + AWARD_EXPIRY_S), now, Code.PEER_UNREACHABLE)
+        case Awarding(offer=offer, award=award, awarded_at=awarded_at):
+            until = Elapsed(now + AWARD_EXPIRY_S)
+            phase = Withdrawing(offer, award.agreement, until, now, Code.PEER_UNREACHABLE, awarded_at)
         case Withdrawing():
             phase = replace(trade.phase, until=Elapsed(now + AWARD_EXPIRY_S), retry_at=now)
         case Active():

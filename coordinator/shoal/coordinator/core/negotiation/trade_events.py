@@ -366,7 +366,7 @@ def _on_answers(
     agreement = "g-" + make_digest(origin, phase.solicitation, winner.id)
     award = Award(agreement, phase.solicitation, winner.id, origin, trade.workload, term_s, ())
     until = Elapsed(phase.asked_at + min(winner.hold_s, HOLD_MOST_S))
-    awarding = Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S))
+    awarding = Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S), event.at)
     after = replace(trade, phase=awarding, said="", answers=())
     evidence = event.evidence.get(winner.region, b"")
     awarded = TradeNote("awarded", agreement, winner.region, "", describe_offer(winner), evidence)
@@ -424,6 +424,7 @@ def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now:
         renew_at=now,
         service=ServiceState.STARTING,
         since=now,
+        awarded_at=phase.awarded_at,
     )
     after = replace(trade, phase=Active(agreement, phase.asked, Elapsed(now + term_s)), tries=0)
     granted = TradeNote(

@@ -89,7 +89,7 @@ def breach(
 
 def withdraw(trade: WorkloadTrade, phase: Awarding, now: Elapsed, origin: str, code: Code) -> TradeStep:
     longest = Elapsed(now + AWARD_EXPIRY_S)
-    after = Withdrawing(phase.offer, phase.award.agreement, longest, Elapsed(now + CALL_S), code)
+    after = Withdrawing(phase.offer, phase.award.agreement, longest, Elapsed(now + CALL_S), code, phase.awarded_at)
     return TradeStep(replace(trade, phase=after), (new_release(phase.offer, origin),))
 
 

@@ -33,10 +33,11 @@ from shoal.coordinator.core.negotiation.hold import (
 )
 from shoal.coordinator.core.placement.model import Reservation, Slot
 from shoal.types.codes import Code
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
 TERMS = HoldTerms(Seconds(10.0), Seconds(30.0), Seconds(5.0), Seconds(100.0))
 ROOM = (Reservation("b-1", Slot("a", "cpu0"), Bytes(100), 0.1),)
+AT = Wall(1.8e9)
 HELD = HeldBid(solicitation(), offer(), ROOM, Elapsed(10.0))
 
 
@@ -72,6 +73,16 @@ def test_an_award_in_time_makes_one_agreement_of_a_hold() -> None:
     assert [each.bid for each in reservations_of(state, Elapsed(9.9))] == ["g-1"], (
         "the room is the agreement's from now on"
     )
+
+
+def test_an_agreement_keeps_the_time_at_which_it_was_granted() -> None:
+    state, _ = after(HELD, (1.0, AwardReceived(award(), AT)), (2.0, AwardReceived(award(), Wall(AT + 1.0))))
+    state, _ = after(state, (3.0, RenewalReceived(renewal(1))))
+    assert isinstance(state, GrantedBid)
+    assert (state.sequence, state.granted_at) == (1, AT)
+    state = restore(after(state, (4.0, OWN_NOTICE))[0], Elapsed(1000.0), TERMS)
+    assert isinstance(state, StoppingBid)
+    assert state.granted.granted_at == AT
 
 
 @pytest.mark.parametrize("late", [10.0, 10.1, 1000.0])

@@ -45,7 +45,7 @@ from shoal.coordinator.core.negotiation.trade_events import ANSWER_TEXT_MOST, AN
 from shoal.types.agreement import Grant, Notice, Renewed, ServiceReport, ServiceState
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
-from shoal.types.units import Elapsed, Joules, Seconds, UsdPerHour
+from shoal.types.units import Elapsed, Joules, Seconds, UsdPerHour, Wall
 from shoal.types.workload import DelegationMode, Limits, WorkloadKey
 
 KEY = WorkloadKey("default", "detect")
@@ -145,6 +145,23 @@ def test_what_is_to_come_home_live_stays_until_that_is_done() -> None:
     short = step_trade(state, SHORT, 70.2).trade
     assert isinstance(short.phase, Active)
     assert short.phase.returns == "", "home has no place any more"
+
+
+def test_an_agreement_keeps_the_time_at_which_it_was_awarded() -> None:
+    at = Wall(1.8e9)
+    answers = (offer("a"), offer("b", 0.05))
+    awarded = step_trade(soliciting(), RoundAnswered("t-1", 1, answers, terms(), at=at), 0.5).trade
+    late = step_trade(awarded, SHORT, 100.0).trade
+    for state in (late, trade.restore(awarded, Elapsed(-500.0))):
+        assert isinstance(state.phase, Withdrawing)
+        assert state.phase.awarded_at == at
+    grant = Grant(open_agreement(awarded), "bid-a", "a", Seconds(30.0), ())
+    granted = step_trade(awarded, AwardGranted(grant, Elapsed(0.5)), 0.6).trade
+    state = trade.restore(renew_throughout(granted, SHORT, 1, 5), Elapsed(-500.0))
+    assert isinstance(state.phase, Active)
+    assert state.phase.agreement.awarded_at == at
+    (leaving,) = step_trade(state, DelegationDemand(DelegationNeed.NOTHING, ""), -499.0).trade.leaving
+    assert leaving.agreement.awarded_at == at
 
 
 @pytest.mark.parametrize("need", [DelegationNeed.NOTHING, DelegationNeed.CONTENT])
