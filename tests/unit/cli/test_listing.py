@@ -1,8 +1,10 @@
 """What `get` can be asked for: which rows, in which order, in which form."""
 
+import csv
 import io
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,6 +39,8 @@ class ThreeNodes(RegionClient):
             "edge-2": ("lost", {"site": "shop"}, 10.0),
             "cloud": ("ready", {"site": "cloud"}, 20.0),
         }
+        # Its record of edge-2 does not say since when.
+        self.joined_at = {"edge-1": 1_000_000.0, "cloud": time.time() - 300.0}  # noqa: TID251 - the command's own clock
         self.looks = 0
         self.on_look: Callable[[int], None] = lambda number: None
 
@@ -48,7 +52,10 @@ class ThreeNodes(RegionClient):
         key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
         nodes = {
             each: operator_pb2.NodeView(
-                node=nouns_pb2.Node(name=each, role="agent", labels=labels), liveness=liveness, last_seen=seen
+                node=nouns_pb2.Node(name=each, role="agent", labels=labels),
+                liveness=liveness,
+                last_seen=seen,
+                joined_at=self.joined_at.get(each, 0.0),
             )
             for each, (liveness, labels, seen) in self.rows.items()
             if name in ("", each)
@@ -133,6 +140,17 @@ def test_rows_are_sorted_by_a_column_or_a_field() -> None:
     assert run("no", "--sort-by", ".node.labels.rack", "-o", "name").split()[0] == "node/edge-1"
     with pytest.raises(ShoalError, match="no column or field"):
         run("no", "--sort-by", "wheels")
+
+
+@pytest.mark.usefixtures("region")
+def test_nodes_have_an_age_in_every_form_and_the_youngest_is_first() -> None:
+    assert run("no", "--sort-by", "age", "-o", "name").split() == ["node/cloud", "node/edge-1", "node/edge-2"]
+    rows = {row["node"]: row for row in csv.DictReader(io.StringIO(run("no", "-o", "csv")))}
+    assert (rows["cloud"]["age"], rows["edge-1"]["joined"]) == ("5m", "1970-01-12 13:46:40Z")
+    assert (rows["edge-2"]["age"], rows["edge-2"]["joined"]) == ("-", "-")
+    for loaded in (json.loads(run("no", "-o", "json")), yaml.safe_load(run("no", "-o", "yaml"))):
+        assert loaded[0]["joined_at"] == "1970-01-12T13:46:40.000+00:00"
+    assert {"AGE", "JOINED"} <= set(run("no", "-o", "wide").splitlines()[0].split())
 
 
 def test_figures_sort_in_their_units() -> None:

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
 from shoal.cli.render.description import show_description
-from shoal.cli.render.resources import energy_text
+from shoal.cli.render.resources import energy_text, when
 from shoal.types.codes import Code
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -351,6 +353,30 @@ def test_a_workload_is_as_old_as_what_was_applied_last() -> None:
         if each.name == "AGE"
     ]
     assert ages == ["2h", "2h", "5m", "-"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "word"),
+    [
+        ("nodes", lambda at: operator_pb2.NodeView(node=nouns_pb2.Node(name="edge"), joined_at=at), "joined"),
+        ("tokens", lambda at: operator_pb2.TokenView(id="0123456789ab", created_at=at), "made"),
+        ("agreements", lambda at: operator_pb2.AgreementView(agreement="g-1", agreed_at=at), "agreed"),
+    ],
+)
+def test_a_listing_and_a_description_say_since_when(
+    kind: str, of: Callable[[float], Any], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = time.time() - 7200  # noqa: TID251 - the command takes its own clock
+    for stamp, age, described in ((at, "2h", f"  {word}: 2h ago, {when(at)}\n"), (0.0, "-", "")):
+        headings = [each.name for each in listings.columns_of(kind, wide=True)]
+        row = dict(zip(headings, map(listings.text_of, listings.cells_of(kind, of(stamp), wide=True)), strict=True))
+        assert (row["AGE"], row[word.upper()]) == (age, when(stamp))
+        assert "AGE" in (each.name for each in listings.columns_of(kind, wide=False))
+        show_description(kind, of(stamp), [], ())
+        said = capsys.readouterr().out
+        assert described in said
+        assert (f"{word}:" in said) == bool(stamp), "and nowhere else"
+        assert "age:" not in said
 
 
 def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pytest.CaptureFixture[str]) -> None:

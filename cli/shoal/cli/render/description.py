@@ -17,7 +17,12 @@ from shoal.v1 import operator_pb2
 LAST_EVENTS: Final = 8
 _STATES: Final = ("STATE", "LIVENESS", "PHASE", "STAGE")
 """Headings of the column that says what something is."""
-_ELSEWHERE: Final = frozenset((*_STATES, "REASON", "AGE", "SEEN", "LAST SEEN", "SINCE", "APPLIED", "BEGAN", "PUSHED"))
+_ELSEWHERE: Final = frozenset(
+    (
+        *(*_STATES, "REASON", "AGE", "SEEN", "LAST SEEN", "SINCE", "APPLIED", "BEGAN", "PUSHED"),
+        *("JOINED", "MADE", "AGREED"),
+    )
+)
 """Headings of columns that are said first, in other words."""
 
 
@@ -88,8 +93,9 @@ def _show_columns(kind: str, row: Any) -> None:
     if reason != "-":
         is_note = kind == "placements" and not row.observed.code
         line(f"  {'note' if is_note else 'why'}: {reason}", "" if is_note else "yellow")
-    if since := _since(kind, row):
-        line(f"  {'seen' if kind == 'nodes' else 'since'}: {age(since)} ago, {when(since)}")
+    for what, at in _times(kind, row):
+        if at:
+            line(f"  {what}: {age(at)} ago, {when(at)}")
     facts = {
         name.lower(): text_of(cell)
         for name, cell in said.items()
@@ -100,19 +106,23 @@ def _show_columns(kind: str, row: Any) -> None:
         line(f"  {name}:{' ' * (width - len(name))} {text}")
 
 
-def _since(kind: str, row: Any) -> float:
-    """When it came to be as it is; 0: that is not known. A workload that waits for nothing: since it was applied."""
+def _times(kind: str, row: Any) -> tuple[tuple[str, float], ...]:
+    """What happened when; 0: that is not known. `since`: when it came to be as it is."""
     match kind:
         case "nodes":
-            return float(row.last_seen)
-        case "workloads":
-            return float(row.since or row.applied_at)
+            return ("seen", row.last_seen), ("joined", row.joined_at)
+        case "workloads":  # one that waits for nothing: since it was applied
+            return (("since", row.since or row.applied_at),)
         case "devices":
-            return float(row.since)
+            return (("since", row.since),)
         case "placements":
-            return float(row.observed.since)
+            return (("since", row.observed.since),)
+        case "tokens":
+            return (("made", row.created_at),)
+        case "agreements":
+            return (("agreed", row.agreed_at),)
         case "policies" | "tenants":
-            return float(row.applied_at)
+            return (("since", row.applied_at),)
         case "regions":
-            return float(row.document.applied_at)
-    return 0.0
+            return (("since", row.document.applied_at),)
+    return ()
