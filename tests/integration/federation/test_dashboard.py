@@ -1,5 +1,7 @@
 """The federation in a browser: regions, an agreement, and the negotiation that it came from."""
 
+import re
+
 from harness.clients.browser import DashboardPage, chromium, dashboard_link
 from harness.cluster.delegation import NEAR, delete_delegated, in_regions, wait_all_acquainted, wait_delegated
 from harness.cluster.stack import DevStack
@@ -14,7 +16,9 @@ def test_the_federation_is_shown_with_an_agreement_and_its_negotiation(neighbour
             window = DashboardPage(browser)
             window.log_in(link)
             window.go("federation", "Federation")
-            window.page.get_by_role("row").filter(has_text=agreement.agreement).wait_for()
+            row = window.page.get_by_role("row").filter(has_text=agreement.agreement)
+            row.wait_for()
+            assert re.search(r"\d[smhd] ago", row.inner_text()), "when it was agreed"
             window.page.get_by_role("img", name="home-3").wait_for()
             window.page.get_by_text("won by").first.wait_for()
             assert {"SOLICITED", "BID", "AWARDED", "GRANTED"} <= set(

@@ -35,6 +35,7 @@ export function Federation() {
             { name: "Requests", end: true, hide: "phone", cell: (row) => whole(row.delivered?.requests ?? 0) },
             { name: "Cost", end: true, hide: "phone", cell: (row) => money(row.offer?.cost) },
             { name: "Lease", end: true, hide: "phone", cell: (row) => span(row.lease_s ?? 0) },
+            { name: "Agreed", end: true, hide: "phone", key: (row) => row.agreed_at, cell: (row) => ago(row.agreed_at) },
             { name: "Reason", grow: true, has: (row) => row.reason?.code, cell: (row) => <Reason of={row.reason} /> },
           ]} />
         </Panel>

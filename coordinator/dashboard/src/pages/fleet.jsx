@@ -72,6 +72,7 @@ function Nodes({ rows }) {
       { name: "Role", key: (row) => row.role, cell: (row) => row.role },
       { name: "Memory", end: true, hide: "phone", key: (row) => row.memory, cell: (row) => bytes(row.memory) },
       { name: "System", hide: "phone", cell: (row) => `${row.os ?? ""} ${row.arch ?? ""}` },
+      { name: "Joined", end: true, hide: "phone", key: (row) => row.joined, cell: (row) => ago(row.joined) },
       { name: "Labels", hide: "phone", grow: true, cell: (row) => <Labels of={row.labels} /> },
       { name: "Reason", has: (row) => row.reason, cell: (row) => <Reason of={row.reason} /> },
     ]} />
@@ -117,6 +118,7 @@ function NodePage({ name, nodes, devices, placements }) {
         <div><dt>memory</dt><dd>{bytes(node.memory)}</dd></div>
         <div><dt>agent</dt><dd>{node.version}</dd></div>
         <div><dt>last report</dt><dd>{node.seen ? ago(node.seen) : "now"}</dd></div>
+        <div><dt>joined</dt><dd>{ago(node.joined)}</dd></div>
         <div><dt>labels</dt><dd><Labels of={node.labels} /></dd></div>
       </dl>
       <Panel title="Its devices"><Devices rows={devices.filter((each) => each.node === name)} /></Panel>

@@ -45,6 +45,14 @@ def test_a_row_is_one_line_so_that_no_text_ends_an_event() -> None:
     assert "\r" not in row_text(event_row(event))
 
 
+def test_a_node_says_when_it_joined_if_that_is_known() -> None:
+    node = nouns_pb2.Node(name="n", role="agent")
+    assert (
+        node_row(operator_pb2.NodeView(node=node, liveness="ready", joined_at=1.8e9 + 0.4))["joined"] == 1_800_000_000
+    )
+    assert "joined" not in node_row(operator_pb2.NodeView(node=node, liveness="ready"))
+
+
 def test_long_texts_are_cut_and_unknown_figures_left_out() -> None:
     view = operator_pb2.DeviceView(node="n", cost_usd_per_h=math.nan, liveness="ready")
     view.device.name, view.device.memory_bytes = "gpu0", 8 * 2**30

@@ -52,7 +52,7 @@ def nodes() -> Iterator[tuple[str, Row]]:
             name=name, role="agent", labels=labels, agent_version="0.1.0", os="linux", arch="x86_64",
             memory_limit_bytes=25_232_932_864,
         )  # fmt: skip
-        yield name, node_row(operator_pb2.NodeView(node=node, liveness="ready"))
+        yield name, node_row(operator_pb2.NodeView(node=node, liveness="ready", joined_at=1.8e9 + number))
 
 
 def devices() -> Iterator[tuple[str, Row]]:

@@ -52,6 +52,7 @@ def node_row(view: operator_pb2.NodeView) -> Row:
         reason=_reason(view),
         # Of a node that reports, the time of its last report is now.
         seen=0 if ready else round(view.last_seen),
+        joined=round(view.joined_at),
     )
 
 
