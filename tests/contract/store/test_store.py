@@ -15,16 +15,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.builders.coordinator_core import node
+from harness.fakes.region import CountingIds, KnownModels, RecordedLinks, SteppedClock
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator.controllers.identity.enrolment import Enrolment
+from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
 from shoal.coordinator.core.migration.model import ReplicaPlace
 from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.main.options import parser_of, store_kinds, store_options_of, store_settings_of
 from shoal.coordinator.ports import Compacted, OpenStore, StaleRevision, StoreChange, StoreOptions, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Role
+from shoal.types.link import Hello, Welcome
 from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 
@@ -264,6 +271,34 @@ async def test_moves_that_wait_are_read_back_and_stand_apart(opener: Opener, tmp
         await store.commit(Transaction({MIGRATIONS + "m-0": b"{}", **left.puts}, deletes=left.deletes))
         await queue.start(store)
         assert [*queue.all] == ["m-1", "m-2"]
+
+
+async def test_since_when_nodes_and_tokens_are_there_is_read_back(opener: Opener, tmp_path: Path) -> None:
+    """By a coordinator that starts again, in whichever store the one before it wrote."""
+
+    async def open_region(store: OpenStore) -> RegionalCoordinator:
+        region = RegionalCoordinator(
+            store, RecordedLinks(), models, models, clock, CountingIds(), RegionConfig("eu-west")
+        )
+        await region.start()
+        return region
+
+    clock, models = SteppedClock(), KnownModels()
+    authority = FileAuthority.open(tmp_path / "ca", "eu-west", wall=clock.wall(), may_create=True)
+    hello = Hello(node("edge-1", role=Role.GATEWAY), "nonce", None, 1, clock.wall())
+    first = clock.wall()
+    async with open_store(opener, tmp_path) as store:
+        region = await open_region(store)
+        assert isinstance(await region.fleet.on_hello("edge-1", Role.GATEWAY, hello), Welcome)
+        made = await Enrolment(region.context, authority).create("agent", "edge-2", 60.0, "ann")
+    clock.advance(3600.0)
+    async with open_store(opener, tmp_path) as store:
+        region = await open_region(store)
+        assert region.fleet.fleet.nodes["edge-1"].joined_at == first
+        assert isinstance(await region.fleet.on_hello("edge-1", Role.GATEWAY, hello), Welcome)
+        assert region.fleet.fleet.nodes["edge-1"].joined_at == first
+        (token,) = await Enrolment(region.context, authority).tokens()
+        assert (token.id, token.created_at) == (made.id, first)
 
 
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:
