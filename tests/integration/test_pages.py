@@ -1,15 +1,16 @@
-"""README and docs as a reader uses them: the tutorial from start to end, then every page in the region that it left.
+"""README and docs as a reader uses them: the tutorial, then the examples of the command line's verbs and every page in
+the region that it left, then the tutorial's end.
 
 Each command of a block of shell is typed, and has to end well; the region plans each YAML document. A block that cannot
-be typed here says why, in `<!-- not run: .. -->` above it. Here are no systemd, no Docker engine, no cluster and no
-accelerator, and three minutes for everything."""
+be typed here says why, in `<!-- not run: .. -->` above it; for an example `NOT_TYPED` does. Here are no systemd, no
+Docker engine, no cluster and no accelerator, and four minutes for everything."""
 
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +19,17 @@ import pytest
 from onnx import numpy_helper
 
 from harness.clients import tutorial
+from harness.clients.example_needs import AT_THE_END, COMMON_NEEDS, EXAMPLE_NEEDS, LATER, NOT_TYPED
 from harness.clients.page_needs import COMMON, KEPT, LISTEN, NEEDS, Needs
 from harness.clients.pages import SHELL, PageReader, PageResult, pages
 from harness.clients.resident_shoal import resident_shoal
+from harness.clients.tutorial_end import NODE, type_the_end
 from harness.documentation import ROOT, snippets
 from harness.models.speech import DETECTOR
 from harness.models.synthetic import padded_model, with_constant
 from harness.ports import free_ports
 from harness.report import record
+from shoal.cli.examples import EXAMPLES
 from shoal.client import Contexts
 from shoal.devstack.control import Control
 
@@ -37,6 +41,8 @@ MIN_WORDS: Final = 4
 """Of a reason."""
 MAX_NOT_RUN: Final = 40
 """Blocks of all pages that may say that they cannot be typed."""
+MAX_NOT_TYPED: Final = 0.15
+"""Part of all examples that may be listed as such that cannot be typed."""
 TYPED_ELSEWHERE: Final = {"docs/tutorial.md": "here, first", "docs/guides/fleet.md": "test_forty_shops.py"}
 LAST: Final = (
     "docs/guides/federation.md",
@@ -104,6 +110,7 @@ VALUES: Final[dict[str, Callable[[PageReader], str]]] = {
     "operator": lambda reader: str(reader.control.folder / "coordinator" / "operator"),
     "dev": lambda reader: str(reader.control.folder),
     "listen": lambda reader: LISTEN,
+    "checkout": lambda reader: str(ROOT),
 }
 
 
@@ -137,16 +144,47 @@ def read_page(reader: PageReader, page: Path) -> PageResult:
     """With what it needs; the region is as before behind it."""
     needs = NEEDS.get(page.relative_to(ROOT).as_posix(), Needs())
 
-    def replace(text: str) -> str:
+    def typed(text: str) -> str:
         return as_typed(reader, needs, text)
 
     with ExitStack() as behind:
         behind.callback(delete_others, reader)
         for command in reversed(needs.after):
-            behind.callback(reader.type_command, replace(command), range(256))
+            behind.callback(reader.type_command, typed(command), range(256))
         for command in needs.before:
-            reader.type_command(replace(command))
-        return reader.read(page, replace)
+            reader.type_command(typed(command))
+        return reader.read(page, typed)
+
+
+def typed_examples() -> dict[str, list[str]]:
+    """Verb -> its examples that are typed, but for those of a verb before it."""
+    found, seen = dict[str, list[str]](), set[str]()
+    for verb in sorted(EXAMPLES, key=lambda verb: verb in LATER):
+        lines = [line for line, _ in EXAMPLES[verb] if not (line in seen or line in AT_THE_END or is_not_typed(line))]
+        if lines:
+            found[verb] = lines
+        seen.update(lines)
+    return found
+
+
+def is_not_typed(line: str) -> bool:
+    return any(re.fullmatch(pattern, line) for pattern in NOT_TYPED)
+
+
+TYPED: Final = typed_examples()
+
+
+def type_example(reader: PageReader, line: str) -> str:
+    """With what it needs; the next one finds the region of the tutorial."""
+    needs = EXAMPLE_NEEDS.get(line, Needs())
+    alike = replace(needs, instead=(*needs.instead, *COMMON_NEEDS.instead))
+    around = replace(needs, instead=COMMON_NEEDS.instead)
+    for command in needs.before:
+        reader.type_command(as_typed(reader, around, command))
+    printed = reader.type_command(as_typed(reader, alike, line))
+    for command in needs.after:
+        reader.type_command(as_typed(reader, around, command))
+    return printed
 
 
 def delete_others(reader: PageReader) -> None:
@@ -188,6 +226,34 @@ def test_the_tutorial_on_processes(walk: Walk) -> None:
     assert (walk.result.lost_count, walk.result.wrong_count) == (0, 0), walk.result
 
 
+@pytest.fixture(scope="module")
+def reader_of_examples(walk: Walk) -> PageReader:
+    """With the files that examples name."""
+    for command in COMMON_NEEDS.before:
+        walk.reader.type_command(as_typed(walk.reader, COMMON_NEEDS, command))
+    return walk.reader
+
+
+@pytest.mark.parametrize("verb", TYPED)
+def test_a_reader_can_type_the_examples(reader_of_examples: PageReader, verb: str) -> None:
+    """As the help of the command line and its page of the reference show them."""
+    for line in TYPED[verb]:
+        print(f"$ {line}\n{type_example(reader_of_examples, line)}")
+    record("examples of the verbs", "P", 1, verb=verb, typed=len(TYPED[verb]))
+
+
+def test_few_examples_cannot_be_typed_and_each_says_why() -> None:
+    lines = {line for examples in EXAMPLES.values() for line, _ in examples}
+    left = [line for line in sorted(lines) if is_not_typed(line)]
+    print(f"{len(left)} of {len(lines)} are not typed:", *left, sep="\n")
+    assert len(left) <= MAX_NOT_TYPED * len(lines)
+    assert [pattern for pattern in NOT_TYPED if not any(re.fullmatch(pattern, line) for line in lines)] == []
+    assert [reason for reason in NOT_TYPED.values() if len(reason.split()) < MIN_WORDS] == []
+    assert {line for each in TYPED.values() for line in each} == lines - {*left, *AT_THE_END}
+    assert {*EXAMPLE_NEEDS, *AT_THE_END} <= lines - {*left}
+    assert TYPED.keys() >= LATER
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_reader_can_type_the_page(walk: Walk, page: str) -> None:
     result = read_page(walk.reader, ROOT / page)
@@ -204,3 +270,19 @@ def test_few_blocks_cannot_be_typed_and_each_says_why() -> None:
     assert len(marked) <= MAX_NOT_RUN
     assert {block.language for block in marked} <= set(SHELL)
     assert [block.place for block in marked if len(block.not_run.split()) < MIN_WORDS] == []
+
+
+def test_the_end_of_the_tutorial(walk: Walk) -> None:
+    """It breaks and ends the regions: nothing can be typed in them behind it."""
+    result = type_the_end(walk.reader)
+    assert (result.lost_count, result.wrong_count) == (0, 0), result
+    missed = re.findall(rf"\b(NODE_SUSPECT|NODE_LOST)  {NODE}\b", result.events)
+    assert len(missed) >= 2, f"killed, and cut off: {result.events}"
+    assert not walk.reader.control.running()
+    for line in AT_THE_END:
+        walk.reader.type_command(line)
+    assert not walk.reader.control.folder.exists()
+    record(
+        "end of the tutorial", "P", 1, typed=result.commands + len(AT_THE_END), sent=result.sent_count, lost=0,
+        wrong=0,
+    )  # fmt: skip

@@ -42,9 +42,9 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal context add operator --coordinator region.example:7443", "with a copy of that folder"),
     ),
     "context login": (
-        ("SHOAL_TOKEN=.. shoal context login --coordinator region.example:7443", "with an operator's token"),
+        ("SHOAL_TOKEN=.. shoal context login --coordinator region.example:7444", "with an operator's token"),
     ),
-    "context renew": (("shoal context renew", "the one in use"), ("shoal context renew dev", "")),
+    "context renew": (("shoal context renew", "the one in use"), ("shoal context renew home", "as login named it")),
     "context client": (("GATEWAY=$(shoal context client client)", "files in ./client, address in $GATEWAY"),),
     "context rm": (("shoal context rm old", ""),),
     "version": (("shoal version", ""), ("shoal version -o json", "for a bug report")),
@@ -118,7 +118,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "model clear": (("shoal model clear reader", "try again what failed"), ("shoal model clear reader --allow 3", "")),
     "model sign": (("shoal model sign reader.onnx --key publisher.pem --version 4", "writes reader.onnx.sig"),),
     "model verify": (("shoal model verify reader.onnx --key publisher.pub", ""),),
-    "model key": (("shoal model key publisher.pem --new", "a new key pair"), ("shoal model key publisher.pem", "")),
+    "model key": (
+        ("shoal model key publisher.pem --new", "a new private key, and its line for the Region"),
+        ("shoal model key publisher.pem --pem > publisher.pub", "the public one, for model verify"),
+    ),
     "can-move": (
         ("shoal can-move reader --to edge-npu", "a node"),
         ("shoal can-move reader --to cloud-gpu/nvidia-l4", "a device"),
@@ -146,7 +149,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     "node revoke": (("shoal node revoke edge-npu --reason stolen --dry-run", "what would end with it"),),
     "node settle": (("shoal node settle edge-npu", "whoever has the session stays"),),
     "node release": (("shoal node release edge-npu", ""),),
-    "node measure": (("shoal node measure edge-npu", "every device"), ("shoal node measure edge-npu cpu0", "")),
+    "node measure": (
+        ("shoal node measure edge-npu", "every device"),
+        ("shoal node measure edge-npu qualcomm-ai100-dm2", ""),
+    ),
     "node label": (
         ("shoal node label edge-npu site=shop-7 rack=2", "set"),
         ("shoal node label edge-npu rack-", "remove"),
@@ -160,7 +166,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("shoal region set carbon --clear", "the document counts again"),
     ),
     "federation": (("shoal federation regions", "who is there"), ("shoal federation bids", "who offered what")),
-    "federation join": (("SHOAL_TOKEN=.. shoal federation join --federation fed.example:7443", ""),),
+    "federation join": (("SHOAL_TOKEN=.. shoal federation join --federation fed.example:7444", ""),),
     "federation leave": (("shoal federation leave --within 5m", "in good order"),),
     "federation regions": (("shoal federation regions -o wide", "with the classes of devices"),),
     "federation bids": (("shoal federation bids archive", "of one workload"),),

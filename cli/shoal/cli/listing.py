@@ -162,9 +162,10 @@ def _print_once(targets: Sequence[Target], rows: Rows, options: ListingOptions) 
         data = {kind: [as_data(row) for row in listed] for kind, listed in rows.items()}
         emit(data if len(rows) > 1 else next(iter(data.values())), output)
     else:
-        for kind, listed in rows.items():
-            if len(rows) > 1 and not listed:
-                continue
+        some = {kind: listed for kind, listed in rows.items() if listed}
+        if not some:
+            line("nothing to show")
+        for kind, listed in some.items():
             if len(rows) > 1:
                 line(kind.upper(), "bold cyan")
             show(kind, listed, wide=output == "wide")

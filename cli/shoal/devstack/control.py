@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from shoal.client import Context, Contexts, RegionClient, client_files
 from shoal.devstack import broker, etcd, layout
@@ -26,6 +26,7 @@ from shoal.devstack.process_supervisor import (
     READY_WITHIN_S,
     SOCKET,
     STOP_WITHIN_S,
+    TEMPORARY,
     emulated_state_file,
     last_line,
     program_path,
@@ -73,12 +74,18 @@ class Control:
         folder: Path | None = None,
         contexts: Contexts | None = None,
         free_ports: Callable[[int], Sequence[int]] | None = None,
+        *,
+        is_temporary: bool = False,
     ) -> None:
-        """free_ports: returns that many free ports; by default any."""
+        """free_ports: returns that many free ports; by default any. is_temporary: what this process starts ends with
+        it, even by SIGKILL, and the folder is deleted then."""
         # Absolute, because contexts name files in it, and are read from elsewhere.
         self.folder = (folder or layout.default_folder()).absolute()
         self._contexts = contexts or Contexts()
         self._free_ports = free_ports or _free_ports
+        self._is_temporary = is_temporary
+        # The supervisor's standard input, which the kernel closes where nobody else does.
+        self._held: IO[bytes] | None = None
 
     def up(self, asked: StackOptions, say: Say) -> RunningStack:
         """Start what is not running; on return everything is enrolled, ready, measured and joined. All or nothing.
@@ -290,6 +297,9 @@ class Control:
             if name in own:  # another stack's context may have taken the name since
                 self._contexts.remove(name)
         self._wait_stopped(left, say, stalled_after_s)
+        if self._held is not None:  # not before: what is stopped in good order is not abandoned
+            self._held.close()
+            self._held = None
 
     def _members_left(self) -> list[str] | None:
         """Have it stop, and return the names of what has not ended yet; None: nobody keeps anything running here."""
@@ -420,18 +430,20 @@ class Control:
                         ) from cause
 
     def _supervisor_command(self) -> list[str]:
-        return [sys.executable, "-m", "shoal.devstack.process_supervisor", str(self.folder)]
+        flags = [TEMPORARY] if self._is_temporary else []
+        return [sys.executable, "-m", "shoal.devstack.process_supervisor", str(self.folder), *flags]
 
     def _spawn_supervisor(self) -> None:
         log = self.folder / "supervisor.log"
         with log.open("ab") as file:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 self._supervisor_command(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self._is_temporary else subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
             )
+        self._held = started.stdin
         try:
             wait(self.running, 15.0, "the supervisor to listen")
         except ShoalError as cause:

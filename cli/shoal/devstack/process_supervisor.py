@@ -1,5 +1,8 @@
 """The process that keeps a local federation running: `python -m shoal.devstack.process_supervisor FOLDER`.
 
+With `--temporary` it ends with its starter, however that ends, and deletes the folder: its standard input is a pipe
+whose other end only the starter has.
+
 It starts the other programs, restarts a dead one after 0.5 s as an init would, injects faults on request (`shoal dev
 break`), and answers on a Unix socket in the stack's folder with one JSON object a line. It imports none of the
 programs.
@@ -35,6 +38,7 @@ RESTART_AFTER_S: Final = 0.5
 STOP_WITHIN_S: Final = 10.0
 READY_WITHIN_S: Final = 60.0
 SOCKET: Final = "supervisor.sock"
+TEMPORARY: Final = "--temporary"
 FULL_DISK_FILE_BYTES: Final = 64 * 2**10
 """Leaves room for the desired set, which the agent still keeps on a disk that is really full."""
 HOT_C: Final = 97.0
@@ -89,9 +93,12 @@ class SupervisedProgram:
 class ProcessSupervisor:
     """See the module. `run` returns when asked to stop."""
 
-    def __init__(self, folder: Path, stack: StackLayout) -> None:
+    def __init__(self, folder: Path, stack: StackLayout, starter: int | None = None) -> None:
+        """starter: file that is at its end once whoever wants the federation is gone; None: it outlives its starter."""
         self._folder = folder
         self._stack = stack
+        self._starter = starter
+        self._is_abandoned = False
         self._programs = {member.name: SupervisedProgram(member) for member in stack.members}
         self._active_faults: dict[str, set[str]] = {name: set() for name in self._programs}
         self._relays: asyncio.subprocess.Process | None = None
@@ -112,6 +119,8 @@ class ProcessSupervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        if self._starter is not None:
+            loop.add_reader(self._starter, self._on_starter_gone, self._starter)
         # It answers until all have ended: who waits sees them go, and knows that none runs once nobody answers.
         async with server:
             await self._stopping.wait()
@@ -119,6 +128,14 @@ class ProcessSupervisor:
             await self._stop_all()
             await self._stop_relays()
         path.unlink(missing_ok=True)
+        if self._is_abandoned:  # as the starter would have done
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _on_starter_gone(self, starter: int) -> None:
+        """Nobody writes there: it is readable because it is at its end."""
+        asyncio.get_running_loop().remove_reader(starter)
+        self._is_abandoned = True
+        self._stopping.set()
 
     # one request a line
 
@@ -195,6 +212,8 @@ class ProcessSupervisor:
                     start_new_session=True,
                 )
             program.start_count += 1
+            if program.no_restart or self._stopping.is_set():  # since it was being made, when nobody could signal it
+                program.process.kill()
             if "fill" in self._active_faults[name]:
                 _limit_file_size([program.process.pid], FULL_DISK_FILE_BYTES)
             if program.member.role in _ROLES_WITHOUT_READY_LINE:
@@ -551,7 +570,8 @@ def _process_state(pid: int) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    asyncio.run(ProcessSupervisor(folder, layout.load(folder)).run())
+    starter = sys.stdin.fileno() if TEMPORARY in sys.argv[2:] else None
+    asyncio.run(ProcessSupervisor(folder, layout.load(folder), starter).run())
 
 
 if __name__ == "__main__":

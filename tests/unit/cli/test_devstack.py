@@ -1,10 +1,13 @@
 """One local federation a folder: two starts at once, and a folder deep in a file system."""
 
 import asyncio
+import contextlib
 import datetime
 import errno
 import fcntl
+import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 import yaml
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -24,6 +29,7 @@ from shoal.agent.devices.emulated import load_profile
 from shoal.agent.devices.published import pace_of
 from shoal.agent.emulation import seconds_of
 from shoal.cli.commands.dev import show_up
+from shoal.cli.main import shoal
 from shoal.cli.render.demo_screen import SilentDemo
 from shoal.client import Context, Contexts, RegionClient
 from shoal.devstack import broker, compose, etcd, layout, process_supervisor
@@ -275,6 +281,54 @@ async def test_what_ends_late_is_waited_for_again_and_purged_then(
         await running
     control.purge()
     assert not control.folder.exists()
+
+
+async def test_what_is_temporary_ends_with_its_starter_and_leaves_no_folder(tmp_path: Path) -> None:
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    (control.folder / "go").touch()
+    ours, starter = os.pipe()
+    try:
+        supervisor = HeldSupervisor(control.folder, layout.load(control.folder), ours)
+        running = asyncio.create_task(supervisor.run())
+        await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
+        await asyncio.to_thread(control.ask, {"op": "start", "name": "plain-cpu"})
+        (member,) = (each for each in await asyncio.to_thread(control.status) if each["pid"])
+        os.close(starter)  # as the kernel does where it is killed
+        await asyncio.wait_for(running, 30.0)
+    finally:
+        os.close(ours)
+    assert not psutil.pid_exists(member["pid"])
+    assert not control.folder.exists()
+
+
+async def test_a_member_that_starts_while_all_end_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can signal a process that is being made."""
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    made, make = list[asyncio.subprocess.Process](), asyncio.create_subprocess_exec
+
+    async def make_late(*words: str, **options: Any) -> asyncio.subprocess.Process:
+        if "sh" in words:
+            supervisor._stopping.set()
+            await until(lambda: supervisor._programs["plain-cpu"].no_restart, 30.0, "it to be stopped")
+        made.append(await make(*words, **options))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", make_late)
+    supervisor = HeldSupervisor(control.folder, layout.load(control.folder))
+    running = asyncio.create_task(supervisor.run())
+    await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
+    with contextlib.suppress(ShoalError):  # unless it was ready before it was killed
+        await asyncio.to_thread(control.ask, {"op": "start", "name": "plain-cpu"})
+    await asyncio.wait_for(running, 30.0)
+    assert [each.returncode for each in made] == [-signal.SIGKILL] * 2, "the relays, and the member"
+
+
+def test_a_kept_demo_spares_regions_that_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Control, "running", lambda control: True)
+    done = CliRunner().invoke(shoal, ["demo", "--keep", "--data-dir", str(tmp_path)])
+    assert isinstance(done.exception, ShoalError)
+    assert done.exception.code is Code.IN_USE
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_deleted_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

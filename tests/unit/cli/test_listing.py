@@ -219,6 +219,12 @@ def test_a_screen_of_several_kinds_names_each_and_leaves_out_what_is_empty(
     assert max(map(len, lines)) <= 58
 
 
+@pytest.mark.usefixtures("region")
+@pytest.mark.parametrize("kinds", ["no", "no,devices"])
+def test_a_selector_that_nothing_matches_is_said(kinds: str) -> None:
+    assert run(kinds, "-l", "site=nowhere") == "nothing to show\n"
+
+
 @pytest.mark.parametrize(
     ("expression", "said"),
     [

@@ -12,6 +12,7 @@ from shoal.cli.render.output import emit, line
 from shoal.client import Contexts
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
+from shoal.types.codes import Code, refuse
 from shoal.types.units import show_joules
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
 
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
-        control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
+        own = Path(scratch)
+        control = Control(data_dir) if keep else Control(own, Contexts(own / "contexts"), is_temporary=True)
+        _refuse_if_up(control)
         try:
             with SilentDemo() if as_json else DemoScreen(len(CHAPTERS)) as screen:
                 report = Demo(control, screen, link).run()
@@ -68,6 +71,13 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
             line(each)
     if not report.ok:
         raise click.exceptions.Exit(1)
+
+
+def _refuse_if_up(control: Control) -> None:
+    """Nobody's regions are to be broken and moved about. Raises ShoalError(IN_USE)."""
+    if control.running():
+        found = f"regions are up in {control.folder}, and the demo moves work and breaks machines"
+        raise refuse(Code.IN_USE, found, "regions of its own", "--data-dir FOLDER; or shoal dev down --purge first")
 
 
 def _show_end(report: "DemoReport") -> None:

@@ -297,7 +297,12 @@ class ModelsController:
         async with self._fence.documents_lock:
             lines = self._lines(model)
             if not lines:
-                raise ShoalError(unknown_model(model))
+                raise refuse(
+                    Code.MODEL_UNKNOWN,
+                    f"no signed version of {model!r:.120}",
+                    "a model that was pushed with a signature",
+                    "see SIGNED BY of `shoal model ls`",
+                )
             changed = [
                 replace(each, allowed=tuple(sorted({*each.allowed, version})))
                 for each in lines
