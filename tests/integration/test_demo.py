@@ -85,8 +85,13 @@ def test_a_demo_that_is_killed_leaves_nothing_that_runs(tmp_path: Path) -> None:
         try:
             wait_until(has_agent, LIMIT_S, "an agent to run")
             seen = members(scratch)
+            demo.kill()
+            assert demo.wait() == -signal.SIGKILL, "it ran until then"
+            wait_until(lambda: not alive(seen) and not members(scratch), ENDS_WITHIN_S, f"all of these to end: {seen}")
         finally:
             demo.kill()
-        assert demo.wait() == -signal.SIGKILL, "it ran until then"
-        wait_until(lambda: not alive(seen) and not members(scratch), ENDS_WITHIN_S, f"all of these to end: {seen}")
+            demo.wait()
+            for each in members(scratch):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
         assert list(Path(scratch).iterdir()) == [], "as a demo that ends by itself leaves it"

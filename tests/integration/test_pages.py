@@ -144,16 +144,16 @@ def read_page(reader: PageReader, page: Path) -> PageResult:
     """With what it needs; the region is as before behind it."""
     needs = NEEDS.get(page.relative_to(ROOT).as_posix(), Needs())
 
-    def typed(text: str) -> str:
+    def instead_of(text: str) -> str:
         return as_typed(reader, needs, text)
 
     with ExitStack() as behind:
         behind.callback(delete_others, reader)
         for command in reversed(needs.after):
-            behind.callback(reader.type_command, typed(command), range(256))
+            behind.callback(reader.type_command, instead_of(command), range(256))
         for command in needs.before:
-            reader.type_command(typed(command))
-        return reader.read(page, typed)
+            reader.type_command(instead_of(command))
+        return reader.read(page, instead_of)
 
 
 def typed_examples() -> dict[str, list[str]]:
