@@ -292,7 +292,7 @@ async def test_what_is_temporary_ends_with_its_starter_and_leaves_no_folder(tmp_
         running = asyncio.create_task(supervisor.run())
         await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
         await asyncio.to_thread(control.ask, {"op": "start", "name": "plain-cpu"})
-        (member,) = (each for each in await asyncio.to_thread(control.status) if each["pid"])
+        (member,) = (each for each in await asyncio.to_thread(control.status) if each["role"] == "supervisor")
         os.close(starter)  # as the kernel does where it is killed
         await asyncio.wait_for(running, 30.0)
     finally:
