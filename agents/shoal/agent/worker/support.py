@@ -1,14 +1,18 @@
 """What the runtime can load: its newest IR version and opsets, found with small models, and its list of kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # pyright: ignore
 
+from shoal.agent.packing import pack, unpack
+from shoal.agent.worker.child import answer_of_child
 from shoal.agent.worker.engine import session_options
 from shoal.agent.worker.probe import read_graph
+from shoal.agent.worker.providers import CPU_PROVIDER
 from shoal.types.receipt import Kernel, RuntimeSupport
 from shoal.types.workload import PREPARABLE
 from shoal.wire.varint import varint
@@ -21,6 +25,17 @@ _MAX_VERSION: Final = 200
 never end with a runtime that accepts any version."""
 _NO_LAST_VERSION: Final = 2**31 - 1
 """Last version of a kernel that has no upper limit."""
+_BUILT_IN: Final = frozenset({CPU_PROVIDER, "AzureExecutionProvider"})
+"""Providers that open on every machine."""
+_LIST_S: Final = 5.0
+"""The list takes 10 ms, and CUDA's libraries some 100 ms to load."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelList:
+    """What the child answers."""
+
+    kernels: tuple[Kernel, ...]
 
 
 def runtime_support() -> RuntimeSupport:
@@ -65,12 +80,24 @@ def _model_with_import(model: bytes, domain: str) -> Callable[[int], bytes]:
 
 def _kernels() -> tuple[Kernel, ...]:
     """Kernels of all providers of this build, because one provider computes what another lacks. Empty if the build
-    lists none."""
+    lists none.
+
+    The call opens every provider that the build knows, and ends the process where one's libraries are missing:
+    `onnxruntime-gpu` knows TensorRT, which few machines have (onnxruntime_pybind_schema.cc). So a build with others
+    than the processor's is asked in a child, whose end is survived.
+    """
     listed = getattr(runtime, "get_all_opkernel_def", None)
     if listed is None:
         return ()
+    if set(ort.get_available_providers()) <= _BUILT_IN:
+        return _kernels_of(listed())
+    answer = answer_of_child(lambda: pack(KernelList(_kernels_of(listed()))), _LIST_S)
+    return unpack(KernelList, answer).kernels if answer else ()
+
+
+def _kernels_of(listed: Iterable[Any]) -> tuple[Kernel, ...]:
     found: dict[str, set[tuple[int, int]]] = {}
-    for kernel in listed():
+    for kernel in listed:
         if kernel.domain in _KERNEL_DOMAINS:
             first, last = kernel.version_range
             name = f"{kernel.domain}:{kernel.op_name}" if kernel.domain else kernel.op_name

@@ -1,7 +1,14 @@
 """What a runtime says that it loads, and by which code it refuses what it does not load, whatever it says."""
 
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime  # pyright: ignore
 
 from harness.models.synthetic import FLOAT, digest_of, model, relu, tensor
 from shoal.agent.packing import pack, unpack
@@ -38,6 +45,37 @@ def of(version: int = 10, opset: int = 18, operator: str = "Relu", dtype: int = 
     made = model([node], inputs, [tensor("y", [4], dtype)], opset=opset)
     made.ir_version = version
     return made
+
+
+def with_gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: known)
+
+
+def test_a_build_that_ends_the_process_at_its_list_of_kernels_lists_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime-gpu 1.31.1 does where TensorRT's libraries are missing."""
+
+    def crash() -> Sequence[Any]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return ()
+
+    with_gpu_build(monkeypatch)
+    monkeypatch.setattr(runtime, "get_all_opkernel_def", crash)
+    found = runtime_support()
+    assert found.kernels == ()
+    assert (found.ir_version, found.opsets) == (SUPPORT.ir_version, SUPPORT.opsets)
+
+
+def test_a_build_with_other_providers_lists_its_kernels_from_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu_build(monkeypatch)
+    own, list_kernels = os.getpid(), runtime.get_all_opkernel_def
+
+    def in_child() -> Sequence[Any]:
+        assert os.getpid() != own
+        return tuple(list_kernels())
+
+    monkeypatch.setattr(runtime, "get_all_opkernel_def", in_child)
+    assert runtime_support() == SUPPORT
 
 
 def test_the_newest_that_it_says_is_the_newest_that_it_loads() -> None:
