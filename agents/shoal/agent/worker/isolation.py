@@ -3,7 +3,7 @@
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,20 +19,25 @@ _OOM_SCORE_ADJ: Final = "800"
 _LOAD_NICE: Final = 10
 
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+_OWN_THREADS: Final = Path("/proc/self/task")
+"""Each thread's name is a file below it. CUDA writes those of its threads, and opens no device where it may not (error
+304; driver 580.159.04)."""
 
 T = TypeVar("T")
 
 
-def isolate(run: Path, models: Path, devices: Iterable[Path] = ()) -> None:
+def isolate(run: Path, models: Path, devices: Sequence[Path] = ()) -> None:
     """Isolate this process, as `confine` does.
 
     - run: folder of its socket and of `slots/`; the process can read nothing there.
     - models: folder whose files it can open by name (their digests), but not list.
-    - devices: device files that it can read and write.
+    - devices: device files that it can read and write. Where there are any, it can also name its threads.
     """
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
     own |= dict.fromkeys(devices, Access.READ | Access.WRITE)
     own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
+    if devices:
+        own[_OWN_THREADS] = Access.WRITE | Access.TRUNCATE
     confine(own, _OOM_SCORE_ADJ)
 
 
