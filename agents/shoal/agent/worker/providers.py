@@ -4,9 +4,12 @@ The runtime gives a node that a provider does not take to the CPU's provider, wi
 who took what (ONNX Runtime, `session.record_ep_graph_assignment_info`), and the caller judges it.
 """
 
+import io
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from string import Template
 from typing import Final
 
@@ -23,6 +26,7 @@ FREE: Final = frozenset(
 )  # fmt: skip
 """Operators that compute nothing: they move values, mostly those of shapes."""
 CPU_PROVIDER: Final = "CPUExecutionProvider"
+_CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 RUNTIME_VERSION: Final = f"onnxruntime {ort.__version__}"
 _ONNX_DOMAINS: Final = ("", "ai.onnx", "com.ms.internal.nhwc")
 """The runtime moves operators into the last one for providers that want the channels last."""
@@ -88,7 +92,20 @@ def add_provider(session: ort.SessionOptions, provider: Provider) -> list[str | 
             provider.name,
             "install the ONNX Runtime build for this device",
         )
+    if provider.name == _CUDA_PROVIDER:
+        load_cuda_libraries()
     return [(provider.name, provider.options), CPU_PROVIDER]
+
+
+@cache
+def load_cuda_libraries() -> None:
+    """CUDA's and cuDNN's libraries, where they came as wheels (`onnxruntime-gpu[cuda,cudnn]`): the linker does not look
+    there, and the provider, which is linked to them, would not open. Those that no wheel brought are the linker's.
+
+    What it misses, the runtime says in words; here it is left to the session's own error.
+    """
+    with redirect_stdout(io.StringIO()):
+        ort.preload_dlls()
 
 
 def partition(session: ort.InferenceSession, provider: str) -> Partition:

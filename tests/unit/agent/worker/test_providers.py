@@ -2,11 +2,14 @@
 
 import math
 
+import onnxruntime as ort
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.driver_port import DeviceAccess
-from shoal.agent.worker.providers import FREE, Partition, Provider
+from shoal.agent.worker import providers
+from shoal.agent.worker.providers import FREE, Partition, Provider, add_provider
 
 FLOPS = {"Conv": 90.0, "Relu": 1.0, "Softmax": 9.0}
 COUNTS = st.dictionaries(st.sampled_from([*FLOPS, "Gemm", "Shape", "Transpose"]), st.integers(1, 50))
@@ -33,6 +36,20 @@ def test_without_known_flops_all_counts_as_left() -> None:
 @given(COUNTS, COUNTS)
 def test_a_share_is_a_share(taken: dict[str, int], left: dict[str, int]) -> None:
     assert 0.0 <= Partition(taken, left).share_left(FLOPS) <= 1.0
+
+
+def test_cuda_s_libraries_are_loaded_once_before_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = list[str]()
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "XExecutionProvider"])
+    monkeypatch.setattr(ort, "preload_dlls", lambda: loaded.append("cuda"), raising=False)
+    providers.load_cuda_libraries.cache_clear()
+    add_provider(ort.SessionOptions(), Provider("XExecutionProvider"))
+    assert not loaded, "of other providers, nothing is loaded"
+    for _ in range(2):
+        added = add_provider(ort.SessionOptions(), Provider("CUDAExecutionProvider"))
+        assert added == [("CUDAExecutionProvider", {}), "CPUExecutionProvider"]
+    assert loaded == ["cuda"]
+    providers.load_cuda_libraries.cache_clear()
 
 
 def test_options_by_precision() -> None:
