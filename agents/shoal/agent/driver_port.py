@@ -158,6 +158,9 @@ class DeviceAccess:
     # What compiles models for this device, with its version: their compiled form (ONNX Runtime's EPContext) is made
     # once and kept for the next load. Empty: none is kept.
     compiler: str = ""
+    # Writable memory of the host, in bytes, that the provider maps in a worker's process for itself, beside what models
+    # take. A worker's limit is as much higher. 0: hardly any.
+    host_bytes: Bytes = Bytes(0)
 
 
 class DriverFactory(Protocol):

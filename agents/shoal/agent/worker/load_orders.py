@@ -82,9 +82,10 @@ class LoadOrders:
         """Bytes that the assignment may add to its worker. 0: no limit. A model whose answers are compared at its load
         is then there twice: on its device and on the processor."""
         options, times = self._options, 1 if comparison_at_load(assignment) is None else 2
-        return int(options.memory_floor + times * options.memory_slack * assignment.memory_bytes) * bool(
-            assignment.memory_bytes
-        )
+        if not assignment.memory_bytes:
+            return 0
+        own = options.memory_floor + self._access(assignment.device).host_bytes
+        return int(own + times * options.memory_slack * assignment.memory_bytes)
 
 
 def comparison_at_load(assignment: Assignment) -> Comparison | None:

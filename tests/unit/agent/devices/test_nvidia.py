@@ -10,6 +10,7 @@ from harness.fakes.machine import ReplayedMachine
 from shoal.agent.devices import nvidia
 from shoal.agent.devices.nvidia import NvidiaDriver
 from shoal.agent.driver_port import DriverOptions
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, ShoalError
 
 
@@ -51,6 +52,32 @@ def test_a_whole_device() -> None:
     for reasons, throttled in ((0x2, False), (0x4, True), (0x40, True), (0x100, False)):
         machine.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
         assert cuda.read("gpu0").throttled is throttled
+
+
+def test_a_device_as_it_answered() -> None:
+    cuda, _ = driver("h200")
+    (device,) = cuda.discover()
+    assert (device.name, device.model, device.driver_version) == ("gpu0", "NVIDIA H200", "580.159.04")
+    assert device.memory_bytes == 150754820096
+    assert (device.attributes["compute_capability"], device.attributes["power_limit_w"]) == ("9.0", "700")
+    assert device.attributes["ecc"] == "on"
+    (link,) = device.links
+    assert link.name == "PCIe 5.0 x16", "NVLink is not passed to its virtual machine"
+    assert device.numa is None
+    reading = cuda.read("gpu0")
+    assert reading.free_bytes == 150109880320, "less than its memory by what the driver keeps"
+    assert 60 < reading.power_w < 120
+    assert not reading.throttled, "idle is a reason of its own, and slows nothing"
+    access = cuda.access("gpu0")
+    assert access.host_bytes > 1_996_164 * 1024, "what a worker with one text detector had mapped there"
+
+
+def test_a_model_runs_in_its_own_precision_and_changes_shapes_in_little_time() -> None:
+    cuda, _ = driver("h200")
+    access = cuda.access("gpu0")
+    for precision in ("fp32", "fp16"):
+        options = Provider("CUDAExecutionProvider", access, precision).options
+        assert options == {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 
 def test_mig_instances_and_a_device_that_tells_little() -> None:

@@ -24,6 +24,16 @@ def load_orders(options: PoolOptions) -> LoadOrders:
     return LoadOrders(Path("/run/slots"), devices.get, lambda _: ACCESS, options)
 
 
+def test_what_a_provider_maps_for_itself_is_beside_what_models_take() -> None:
+    access = DeviceAccess(host_bytes=Bytes(1000))
+    options = PoolOptions(memory_floor=100, memory_slack=2.0)
+    orders = LoadOrders(Path("/run/slots"), {CPU.name: CPU}.get, lambda _: access, options)
+    asked = assignment("a", memory_bytes=Bytes(10))
+    assert orders.order(asked, "/models/a", "").memory_bytes == 1120
+    assert orders.process_memory_bytes([asked]) == 1120
+    assert orders.process_memory_bytes([assignment("b", memory_bytes=Bytes(0))]) == 0, "no limit stays none"
+
+
 def test_an_order_says_what_the_device_and_the_options_allow() -> None:
     orders = load_orders(PoolOptions(threads=3, queue=7, memory_floor=100, memory_slack=1.5))
     order = orders.order(assignment("a", memory_bytes=Bytes(10)), "/models/a", "/models/samples")
