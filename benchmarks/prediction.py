@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 4])
     parser.add_argument("--busy", action="store_true", help="keep every core busy while measuring")
     parser.add_argument("--simulate", nargs="*", default=[], help="vendors' simulators, such as htp, for the processor")
+    parser.add_argument("--devices", nargs="*", default=[], help="names of devices, such as gpu0, for the processor")
     parser.add_argument("--raw", type=Path, help="write what was measured to this file")
     parser.add_argument("--from", dest="measured", type=Path, help="judge what such a file says, and measure nothing")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
@@ -124,7 +125,12 @@ def _moves(options: argparse.Namespace) -> None:
 
 
 def _choice(options: argparse.Namespace) -> CaseChoice:
-    return CaseChoice(tuple(options.threads), tuple(options.batches), simulate=tuple(options.simulate))
+    return CaseChoice(
+        tuple(options.threads),
+        tuple(options.batches),
+        simulate=tuple(options.simulate),
+        devices=tuple(options.devices),
+    )
 
 
 def _cores(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import math
 import pickle
+import pkgutil
 import platform
 import random
 import tempfile
@@ -23,6 +24,7 @@ from _prediction.live_models import LiveModel
 
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.cpu import CpuDriver
+from shoal.agent.devices.installed import present_drivers
 from shoal.agent.devices.plugins.driver import PluginDriver
 from shoal.agent.driver_port import DeviceDriver, DriverOptions
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
@@ -125,7 +127,7 @@ async def measure_all(
     measured = dict[str, tuple[LiveCase, list[Measured]]]()
     with tempfile.TemporaryDirectory(prefix="shoal-live-") as scratch:
         clock = SystemClock()
-        drivers = _devices(clock, cases.simulate)
+        drivers = _devices(clock, cases.simulate, cases.devices)
         async with _pools(Path(scratch), clock, drivers, cases.threads) as pools:
             for device, _ in drivers:
                 for threads in cases.threads:
@@ -158,6 +160,8 @@ class CaseChoice:
     every: int = 2
     # Vendors' simulators to take instead of the processor. Their latencies are published ones: memory and load count.
     simulate: tuple[str, ...] = ()
+    # Devices of this machine to take instead of the processor, by name.
+    devices: tuple[str, ...] = ()
 
     def of(self, models: Sequence[LiveModel], devices: Iterable[Device]) -> Iterator[LiveCase]:
         for device in devices:
@@ -304,8 +308,13 @@ def _digest(model: LiveModel) -> str:
 # the devices and workers of this machine
 
 
-def _devices(clock: SystemClock, simulate: tuple[str, ...]) -> list[tuple[Device, DeviceDriver]]:
-    """The processor, by ONNX Runtime's own provider and by each plugin that runs on it; or simulators alone."""
+def _devices(
+    clock: SystemClock, simulate: tuple[str, ...], names: tuple[str, ...]
+) -> list[tuple[Device, DeviceDriver]]:
+    """The processor, by ONNX Runtime's own provider and by each plugin that runs on it; or simulators alone; or the
+    devices of these names alone."""
+    if names:
+        return _named_devices(clock, names)
     if simulate:
         simulators = PluginDriver(clock, DriverOptions(simulate=simulate))
         return [(each, simulators) for each in simulators.discover() if each.simulated]
@@ -319,6 +328,16 @@ def _devices(clock: SystemClock, simulate: tuple[str, ...]) -> list[tuple[Device
     return found
 
 
+def _named_devices(clock: SystemClock, names: tuple[str, ...]) -> list[tuple[Device, DeviceDriver]]:
+    options = DriverOptions()
+    factories = present_drivers(options, cpu=True).values()
+    drivers: list[DeviceDriver] = [pkgutil.resolve_name(factory)(clock, options) for factory in factories]
+    found = [(each, driver) for driver in drivers for each in driver.discover() if each.name in names]
+    if missing := set(names) - {device.name for device, _ in found}:
+        raise SystemExit(f"found: no device {', '.join(sorted(missing))}; try: shoal-agent doctor, which lists them")
+    return found
+
+
 @asynccontextmanager
 async def _pools(
     folder: Path, clock: SystemClock, drivers: Sequence[tuple[Device, DeviceDriver]], threads: Iterable[int]
@@ -327,6 +346,7 @@ async def _pools(
     (folder / "models").mkdir()
     devices = {device.name: device for device, _ in drivers}
     access = {device.name: driver.access(device.name) for device, driver in drivers}
+    files = tuple(sorted({file for each in access.values() for file in each.files}))
     pools = {
         each: ProcessWorkers(
             folder / f"run{each}",
@@ -335,6 +355,7 @@ async def _pools(
             devices.get,
             access.__getitem__,
             PoolOptions(keep_spare=False, threads=each),
+            files=lambda: files,
         )
         for each in threads
     }
