@@ -139,13 +139,20 @@ class BatchTrial:
         return fits and not is_past_best and least[size] <= within_s and 2 * least[size] <= LONGEST_RUN_S
 
     async def _measure(self, rows: Sequence[_Row]) -> dict[int, list[float]]:
-        """Seconds of runs by size, in turns: what changes on the machine meanwhile changes all of them."""
+        """Seconds of runs by size, in turns: what changes on the machine meanwhile changes all of them.
+
+        A run alone is timed after another one, as it would be without batches, and larger ones after one of another
+        size, as they would be with them: some providers plan anew for a size that is not the one before it (CUDA's, for
+        convolutions).
+        """
         times: dict[int, list[float]] = {size: [] for size in sorted(self._least)}
         spent = 0.0
         for turn in range(_MOST_TURNS):
             if turn >= LEAST_TIMES and spent >= BUDGET_S:
                 break
             for size, found in times.items():
+                if size == 1:
+                    spent += (await self._ask_batch(rows, size))[1]
                 _, seconds = await self._ask_batch(rows, size)
                 found.append(seconds)
                 spent += seconds
