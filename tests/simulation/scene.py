@@ -40,14 +40,15 @@ spec:
 
 @dataclass
 class Scene:
-    """The region, and clients who ask for its workload. partition, require, policy: how its policy says so, more that
-    it requires, and more lines of it."""
+    """The region, and clients who ask for its workload. partition, require, policy, standby: how its policy says so,
+    more that it requires, and more lines of it."""
 
     world: SimWorld
     cluster: SimCluster
     partition: str = "serve: forever"
     require: str = ""
     policy: str = ""
+    standby: str = "none"
     answers: list[tuple[float, float, Code | None]] = field(default_factory=list)
     """(sent, ended, the code; None: answered) of every request."""
     codes: set[str] = field(default_factory=set)
@@ -59,7 +60,7 @@ class Scene:
 
     async def up(self, replicas: int) -> None:
         model = model_digest(0)
-        self.cluster.operators.quota = replicas
+        self.cluster.operators.quota = replicas + (self.standby != "none")
         await self.cluster.start()
         await self.until(lambda: self.cluster.region is not None, 10.0, "a coordinator")
         assert self.cluster.region is not None
@@ -74,6 +75,7 @@ class Scene:
         """The workload with so many replicas, each on a node of its own."""
         assert self.cluster.region is not None
         spread = f"replicas: {replicas}, spread: node" if replicas > 1 else "replicas: 1"
+        spread += f", standby: {self.standby}" if self.standby != "none" else ""
         text = DOCUMENTS.format(
             model=model_digest(0), replicas=spread, partition=self.partition, require=self.require, policy=self.policy
         )
@@ -179,6 +181,7 @@ def run_scenario(
     labels: Mapping[str, Mapping[str, str]] | None = None,
     require: str = "",
     policy: str = "",
+    standby: str = "none",
 ) -> Scene:
     """Run the scenario in a region of its own. A violation that the checkers or the world found fails the test.
 
@@ -204,7 +207,7 @@ def run_scenario(
         agents_first = [machine for machine in cluster.machines if machine.chips]
         for machine, skew in zip(agents_first, skews, strict=False):
             machine.clock.skew = skew
-        scenes.append(Scene(world, cluster, partition, require, policy))
+        scenes.append(Scene(world, cluster, partition, require, policy, standby))
         try:
             await scenes[0].up(replicas)
             await scenario(scenes[0])

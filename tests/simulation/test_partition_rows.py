@@ -10,6 +10,7 @@ from simulation.scene import GATEWAY, GIVEN_UP, Scene, cut, isolate, run_scenari
 
 from harness.report import record
 from shoal.simulator.parts.network import COORDINATOR
+from shoal.types.route import EndpointState
 from shoal.types.workload import PartitionRule
 
 RUNS = 6
@@ -17,6 +18,9 @@ HOUR_S = 3600.0
 YEAR_S = 365 * 24 * HOUR_S
 RULE = PartitionRule()
 SUSPECT_AFTER_S = 3 * RULE.heartbeat_s
+RETURNS = 6
+BACK_S = 0.5
+"""Times 0, 1 or 2: how long another has served when a node is back."""
 
 
 async def changes_of(scene: Scene, node: str) -> list[str]:
@@ -48,6 +52,50 @@ def test_f20_cut_off_for_an_hour_the_island_serves_and_one_replica_stays() -> No
         assert scene.starts() == 2, "one replacement, and nothing is restarted"
         sent += len(scene.answers)
     record("F20", "S", 2, cut_off_s=HOUR_S, sent_at_the_island=sent, lost=0, one_again_after_s=round(worst, 1))
+
+
+@pytest.mark.parametrize("standby", ["none", "warm"])
+def test_f20_what_serves_when_a_node_is_back_goes_on(standby: str) -> None:
+    """It is back some time after another took over, early ones before every front knows of that. All nodes are equal,
+    but for what each measures."""
+    moves = list[int]()
+
+    async def scenario(scene: Scene) -> None:
+        seen = list[str]()
+
+        async def watch(seconds: float) -> None:
+            until = scene.world.now() + seconds
+            while scene.world.now() < until:
+                alone = who_serves(scene)
+                if len(alone) == 1 and seen[-1:] != alone:
+                    seen.extend(alone)
+                await asyncio.sleep(0.05)
+
+        async with scene.load(every_s=0.05):
+            await watch(1.0)
+            (old,) = who_serves(scene)
+            isolate(scene, old)
+            while who_serves(scene) in ([], [old]):
+                await watch(0.05)
+            await watch(BACK_S * (len(moves) % 3))
+            (new,) = who_serves(scene)
+            isolate(scene, old, on=False)
+            await watch(20.0)
+            await scene.wait_whole(20.0)
+            assert who_serves(scene) == [new]
+        assert seen == [old, new]
+        moves.append(len(seen) - 1)
+
+    for seed in range(RETURNS):
+        run_scenario(seed, 1, scenario, agents=3, standby=standby)
+    record("F20", "S", RETURNS, case="back while another serves", standby=standby, moves_of_traffic=max(moves))
+
+
+def who_serves(scene: Scene) -> list[str]:
+    """Nodes whose replicas the gateway sends to."""
+    assert scene.cluster.region is not None
+    routes = scene.cluster.region.workloads.desired[GATEWAY].routes
+    return [each.node for route in routes for each in route.endpoints if each.state is EndpointState.READY]
 
 
 @pytest.mark.parametrize("seeing", ["agent", "coordinator"])

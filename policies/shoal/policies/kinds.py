@@ -329,8 +329,8 @@ class DelegationSpec(DocumentPart):
 class MigrationWhen(DocumentPart):
     gain: Share | None = Field(
         default=None,
-        description="Share by which the objective must improve before a replica moves by itself, or follows a changed "
-        "document; 10% without it.",
+        description="Share by which the objective must improve before a replica moves by itself, follows a changed "
+        "document, or takes over again once it is back; 10% without it.",
         examples=["15%"],
     )
     cooldown: Duration | None = Field(

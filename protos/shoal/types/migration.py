@@ -131,7 +131,7 @@ class MigrationRule:
     # How many replicas of the workload may migrate at once.
     max_concurrent: int = 1
     # Automatic migrations, and changed documents, move a replica only to where its objective improves by this share (0
-    # to 1), unless something forces it away.
+    # to 1), unless something forces it away. Nor does one that comes back take over from what replaced it for less.
     gain: float = 0.1
     # A migration that was given up is not tried again before this time has passed. An automatic migration does not
     # begin sooner than this after another.

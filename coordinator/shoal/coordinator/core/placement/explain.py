@@ -134,6 +134,8 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
             sign, why = "=", "serves until it can be replaced"
         elif under_way and not solver.is_confirmed(replica):
             sign, why = "=", "serves until its replacement does"
+        elif replica.assignment.id in solver.scope.inputs.left_out:
+            sign, why = "-", "another took its place, and is as good or better"
         else:
             sign, why = "-", "another is better, or was ready before it"
         asked = replica.assignment

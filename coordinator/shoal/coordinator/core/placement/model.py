@@ -308,6 +308,8 @@ class Inputs:
     # By assignment id, `terms_of` its workload when the replica was last confirmed. A replica confirmed under other
     # terms may be replaced by a better place.
     terms: Mapping[str, str] = field(default_factory=dict)
+    # Ids of assignments in whose place the last plan has others (`Mark.is_left_out`).
+    left_out: frozenset[str] = frozenset()
     # By assignment id, why it no longer counts as a replica (`broken_assignments` of core.workloads.failures).
     broken_assignments: Mapping[str, Refusal] = field(default_factory=dict)
     # Models that crashed a runtime repeatedly, and for whose requests.

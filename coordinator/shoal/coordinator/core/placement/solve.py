@@ -328,9 +328,9 @@ class Solver:
         standbys = [each for each in self.standbys if self._may_stay(each, require, limits)]
         current = {each.option.key: each.option for each in (*staying, *yielding, *standbys)}
         places = {option.key: place for place, option in enumerate(self._ranked([*current.values()], require))}
-        # Ready replicas first, so that surplus ones that are not ready go first.
         for each in (staying, yielding, standbys):
             each.sort(key=lambda one: (not one.ready, places[one.option.key], one.assignment.id))
+            self._put_back(each, require)
         picks, taken = list[Pick](), set[Domain]()
         allocations = self.allocations
         while len(picks) < wanted:
@@ -568,6 +568,36 @@ class Solver:
         state, because the replica is nothing new there."""
         found = self.scope.faults(replica.option, self.intent, require, limits, is_running=True)
         return all(fault.constraint is Constraint.NODE for fault in found)
+
+    def _put_back(self, ordered: list[CurrentReplica], require: Requirements) -> None:
+        """Puts replicas that the last plan left out, because they were gone, behind those that are there in their
+        place. To take over again is a move: it comes before one of these only where that gains what a move has to.
+
+        ordered: those of one role that are ready first, so that surplus ones that are not go first; of these the
+        better ones first."""
+        back = [each for each in ordered if each.assignment.id in self.scope.inputs.left_out]
+        if len(back) in (0, len(ordered)):
+            return
+        ordered[:] = [each for each in ordered if each not in back]
+        there = {each.assignment.id for each in ordered}
+        for each in back:
+            behind = (
+                at
+                for at, other in enumerate(ordered)
+                if other.assignment.id in there and self._takes_over_again(each, other, require)
+            )
+            ordered.insert(next(behind, len(ordered)), each)
+
+    def _takes_over_again(self, back: CurrentReplica, there: CurrentReplica, require: Requirements) -> bool:
+        """back: one that was gone. there: what is in its place."""
+        # Of a node that has not reported yet it is not known that it serves no longer.
+        if not there.ready and there.option.state.has_full_status:
+            return back.ready or self._gains(back, there, require)
+        return back.ready and self._gains(back, there, require)
+
+    def _gains(self, back: CurrentReplica, there: CurrentReplica, require: Requirements) -> bool:
+        found = self.gain(back.option, there, require)
+        return found > 0 and found >= self.intent.migration.gain
 
     def _is_better(self, best: Option, replica: CurrentReplica, require: Requirements) -> bool:
         return self.gain(best, replica, require) >= self.intent.migration.gain

@@ -280,6 +280,7 @@ def _inputs_of(
         documents=world.documents,
         quotas=world.quotas,
         terms={name: mark.terms for name, mark in marks.items()},
+        left_out=frozenset(name for name, mark in marks.items() if mark.is_left_out),
         broken_assignments=broken_assignments(world.memory, world.fleet, desired, now),
         poisoned=poisonings(world.memory.crashes),
         unloadable=load_refusals(world.memory.unloadable),

@@ -67,6 +67,8 @@ class Mark:
     since: Elapsed
     # Terms (`terms_of`) under which it was last confirmed; empty: never.
     terms: str = ""
+    # True: the last plan has others in its role, and not this one. They stay if this one was gone and comes back.
+    is_left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,9 @@ class _Step:
             # While it serves until others do, it is not confirmed as one that serves: the next plan would keep it as
             # such, in place of the better one that this plan starts.
             if standby is target.standby or is_arriving:
-                self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
+                self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms, is_left_out=False)
+            else:
+                self._leave_out(assignment)
             staged = (standby and target.staged) or self._is_staged_by_move(assignment)
             if assignment.staged and not staged:  # it loads now, and serves when it is ready
                 self.marks[assignment.id] = Mark(AssignmentStage.STARTING, self.now, target.terms)
@@ -299,6 +301,7 @@ class _Step:
                 return replace(assignment, staged=self._is_staged_by_move(assignment))
             gone = idle or self._has_never_served(assignment) or (silent and move.leaving == move.target)
             return None if lost or gone else assignment if silent else replace(assignment, draining=True)
+        self._leave_out(assignment)
         if assignment.id in plan.awaiting_node:
             return assignment
         evicted = self.in_service[assignment.workload] and assignment.id in plan.evicted
@@ -360,9 +363,14 @@ class _Step:
             mark = Mark(AssignmentStage.DRAINING if assignment.draining else AssignmentStage.STARTING, self.now)
         ready = observed is not None and observed.phase is Phase.READY
         if ready and mark.stage is AssignmentStage.STARTING and state is not None and state.liveness is Liveness.READY:
-            mark = Mark(AssignmentStage.SERVING, self.now, mark.terms)
+            mark = replace(mark, stage=AssignmentStage.SERVING, since=self.now)
             self._record_event("READY", node, assignment, assignment.device)
         self.marks[assignment.id] = mark
+
+    def _leave_out(self, assignment: Assignment) -> None:
+        """Remembers that the plan has others in its place, if it has: they stay if this one was gone and comes back."""
+        if any(target.standby is assignment.standby for target in self.plans[assignment.workload].targets):
+            self.marks[assignment.id] = replace(self.marks[assignment.id], is_left_out=True)
 
     def _may_retry(self, assignment: Assignment, state: NodeState | None) -> bool:
         """True if an operator allowed its model to be tried again."""
