@@ -220,6 +220,7 @@ def test_a_replica_on_a_cordoned_node_does_not_become_the_standby_for_one_step()
     """`CoreRegion.step` decides again and compares: a node that takes nothing new keeps no standby."""
     region = three()
     region.intents = (intent(replicas=2, spread=Spread.NODE),)
+    region.agents["a"].p50_s *= 1.5  # where one has to go, it goes
     region.run(10)
     assert serving_nodes(region, "c") == ["a", "b"]
     region.fleet = region.fleet.with_node(replace(region.fleet.nodes["a"], cordoned=True))
