@@ -31,12 +31,6 @@ def test_names_in_another_order_or_divided_otherwise_have_another_digest() -> No
     assert len(digests) == 4
 
 
-@given(st.lists(st.text(max_size=10), max_size=3), st.lists(st.tuples(st.text(max_size=10), st.text(max_size=10))))
-def test_digests_of_names_in_common_are_those_of_all_names(first: list[str], last: list[tuple[str, str]]) -> None:
-    found = stable_hash.digests(first, [stable_hash.encode(*names) for names in last])
-    assert found == [stable_hash.digest(*first, *names) for names in last]
-
-
 def test_the_fractions_of_numbered_names_are_spread_evenly() -> None:
     counts = [0] * 10
     for number in range(10_000):

@@ -37,11 +37,10 @@ from shoal.coordinator.core.placement.feasible import (
     node_fault,
 )
 from shoal.coordinator.core.placement.model import Inputs, Poisoning, Slot, Trial, Triple, requester_of
-from shoal.coordinator.core.placement.rank import objectives, tie_breaks, weighed_values
+from shoal.coordinator.core.placement.rank import objectives, place_number, tie_breaks, variant_number, weighed_values
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
-from shoal.types import stable_hash
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.receipt import Receipt, RuntimeSupport
@@ -63,11 +62,12 @@ MOST_DOUBTED: Final = 8
 NONE: Final = -1
 _FIGURES: Final = ("judged", "feasible", "awake", "asleep", "memory", "busy")
 """Arrays of `_Figures`, by kind."""
-_OF_ROWS: Final = ("_classes", "_open", "_sleeps", "_occupied", "_admissible", "_booked")
+_OF_ROWS: Final = ("_classes", "_places", "_open", "_sleeps", "_occupied", "_admissible", "_booked")
 """Arrays of `DeviceColumns`, by row."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Numbers = NDArray[np.uint64]
 
 
 class _Failures(NamedTuple):
@@ -364,13 +364,13 @@ class DeviceColumns:
     def _forget(self) -> None:
         self._rows: dict[Slot, int] = {}
         self._slots: list[Slot | None] = []
-        self._names: list[bytes] = []
-        """Of each slot, by `stable_hash.encode`."""
         self._free: list[int] = []
         self._states: dict[str, NodeState] = {}
         self._devices: list[Device | None] = []
         self._class_ids: dict[tuple[object, ...], list[tuple[RuntimeSupport | None, int]]] = {}
         self._classes: Ints = np.zeros(0, dtype=np.int64)
+        self._places: Numbers = np.zeros(0, dtype=np.uint64)
+        """`place_number` of each slot."""
         self._open: Flags = np.zeros(0, dtype=np.bool_)
         self._sleeps: Flags = np.zeros(0, dtype=np.bool_)
         self._occupied: Flags = np.zeros(0, dtype=np.bool_)
@@ -409,7 +409,6 @@ class DeviceColumns:
         found = copy(self)
         found._audited_per_search, found.refuted = 0, {*self.refuted}
         found._rows, found._slots, found._free = dict(self._rows), [*self._slots], [*self._free]
-        found._names = [*self._names]
         found._states, found._devices = dict(self._states), [*self._devices]
         found._class_ids = {key: [*each] for key, each in self._class_ids.items()}
         for name in _OF_ROWS:
@@ -641,14 +640,13 @@ class DeviceColumns:
         if not self._free:
             self._grow(max(64, 2 * len(self._slots)))
         row = self._free.pop()
-        self._rows[slot], self._slots[row], self._names[row] = row, slot, stable_hash.encode(*slot)
+        self._rows[slot], self._slots[row], self._places[row] = row, slot, place_number(*slot)
         return row
 
     def _grow(self, rows: int) -> None:
         more = rows - len(self._slots)
         self._free += range(rows - 1, len(self._slots) - 1, -1)
         self._slots += [None] * more
-        self._names += [b""] * more
         self._devices += [None] * more
         for name in _OF_ROWS:
             setattr(self, name, _longer(getattr(self, name), rows))
@@ -705,10 +703,10 @@ class DeviceColumns:
             return
         models = [each.model for each in of_models]
         rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
-        variants = [stable_hash.encode("", each.variant) for each in models]
+        variants = np.array([variant_number(each.variant) for each in models], dtype=np.uint64)
 
-        def order_of(equals: Sequence[int]) -> list[bytes]:
-            return tie_breaks(seed, name, [self._names[at % rows] + variants[at // rows] for at in equals])
+        def order_of(equals: Ints) -> Numbers:
+            return tie_breaks(seed, name, self._places[equals % rows] ^ variants[equals // rows])
 
         for at in _best_first(np.concatenate(found), order_of):
             yield (models[at // rows], *self._place(at % rows))
@@ -992,15 +990,14 @@ class DeviceColumns:
         return len(missing[:most])
 
 
-def _best_first(scores: Floats, order_of: Callable[[Sequence[int]], Sequence[bytes]]) -> Iterator[int]:
+def _best_first(scores: Floats, order_of: Callable[[Ints], Numbers]) -> Iterator[int]:
     """Indexes by ascending score, without those of infinite score. order_of: what equals are ordered by."""
     while (best := float(scores.min())) < np.inf:
-        equals = np.flatnonzero(scores == best).tolist()
+        equals = np.flatnonzero(scores == best)
         order = order_of(equals)
         # Mostly the first one is taken, so the others are put in order only where it is not.
-        first = min(zip(order, equals, strict=True))
-        yield first[1]
-        yield from (at for _, at in sorted(zip(order, equals, strict=True))[1:])
+        yield int(equals[order.argmin()])
+        yield from equals[order.argsort(kind="stable")[1:]].tolist()
         scores[equals] = np.inf
 
 

@@ -11,7 +11,7 @@ from shoal.coordinator.core.placement.columns import Excluded, Nowhere
 from shoal.coordinator.core.placement.domains import taken_domains, weaker
 from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault
 from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
-from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_break
+from shoal.coordinator.core.placement.rank import explain_scores, pareto, tie_breaks_of
 from shoal.coordinator.core.placement.relax import (
     CATEGORY_SIZE,
     RequiredRelaxation,
@@ -70,7 +70,8 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     terms, scores = explain_scores(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
-    rows = list[tuple[tuple[bool, int, int, float, bytes], Candidate]]()
+    order = tie_breaks_of(scope.inputs.seed, str(intent.key), (option.key for option in options))
+    rows = list[tuple[tuple[bool, int, int, float, int], Candidate]]()
     for index, option in enumerate(options):
         position = place.get(index)
         faults = _in_order(exclusions[index])
@@ -98,7 +99,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
         weight = total_size(gives) if position is None else scores[position]
         part = 0 if candidate.chosen else 1 if candidate.standby else 2
         tier = 0 if position is None else candidate.preference
-        rows.append(((position is None, part, tier, weight, tie_break(scope.inputs.seed, *option.key)), candidate))
+        rows.append(((position is None, part, tier, weight, order[index]), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
 
 

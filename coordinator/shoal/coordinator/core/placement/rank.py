@@ -125,11 +125,34 @@ def pareto(figures: Sequence[TermValues]) -> list[bool]:
     return on_front
 
 
-def tie_break(seed: int, *names: str) -> bytes:
-    """An order among equals that depends on the seed and the names alone, never on the order of evaluation."""
-    return stable_hash.digest(str(seed), *names)
+def tie_breaks_of(seed: int, workload: str, places: Iterable[tuple[str, str, str]]) -> list[int]:
+    """An order among equals that depends on the seed and the names alone, never on the order of evaluation. places:
+    node, device and variant of each."""
+    numbers = [place_number(node, device) ^ variant_number(variant) for node, device, variant in places]
+    return [int(each) for each in tie_breaks(seed, workload, np.array(numbers, dtype=np.uint64))]
 
 
-def tie_breaks(seed: int, name: str, others: Iterable[bytes]) -> list[bytes]:
-    """`tie_break` of a name with each of the others, which are names by `stable_hash.encode`."""
-    return stable_hash.digests((str(seed), name), others)
+def tie_breaks(seed: int, workload: str, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`tie_breaks_of` places whose numbers are known: of each, the bits in which `place_number` and `variant_number`
+    differ.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014) spreads
+    what differs over all bits. So the order of two places in one workload tells nothing of that in another."""
+    found = places ^ np.uint64(_number(str(seed), workload))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))
+
+
+def place_number(node: str, device: str) -> int:
+    """64 bits that stand for a device where equals are put in order."""
+    return _number("place", node, device)
+
+
+def variant_number(variant: str) -> int:
+    """64 bits that stand for a model's variant where equals are put in order."""
+    return _number("variant", variant)
+
+
+def _number(*names: str) -> int:
+    return int.from_bytes(stable_hash.digest(*names))

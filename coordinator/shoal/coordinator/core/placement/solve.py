@@ -31,7 +31,7 @@ from shoal.coordinator.core.placement.rank import (
     gain,
     objectives,
     predicted_values,
-    tie_break,
+    tie_breaks_of,
     weighed_values,
 )
 from shoal.coordinator.core.placement.replicas import CurrentReplica, FailedReplica, WorkloadReplicas, may_retry
@@ -652,16 +652,13 @@ class Solver:
         by_score = dict[float, list[Option]]()
         for option, value in zip(options, scores, strict=True):
             by_score.setdefault(value, []).append(option)
-        seed, name = self.scope.inputs.seed, str(self.intent.key)
-        return [
-            option
-            for value in sorted(by_score)
-            for option in (
-                sorted(by_score[value], key=lambda one: tie_break(seed, name, *one.key))
-                if len(by_score[value]) > 1
-                else by_score[value]
-            )
-        ]
+        return [option for value in sorted(by_score) for option in self._in_order(by_score[value])]
+
+    def _in_order(self, equals: Sequence[Option]) -> Sequence[Option]:
+        if len(equals) < 2:
+            return equals
+        order = tie_breaks_of(self.scope.inputs.seed, str(self.intent.key), (each.key for each in equals))
+        return [equals[at] for at in sorted(range(len(equals)), key=order.__getitem__)]
 
     def _figures(self, option: Option, require: Requirements) -> TermValues:
         """What the objective weighs of a candidate."""
