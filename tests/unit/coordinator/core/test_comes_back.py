@@ -77,7 +77,7 @@ def region_of(*asked: Intent, nodes: Sequence[Node] = (), best: str = "a") -> Co
     return region
 
 
-def asked_of(name: str, *, gain: float = GAIN, where: str = PLACES, **changes: Any) -> Intent:
+def workload_intent(name: str, *, gain: float = GAIN, where: str = PLACES, **changes: Any) -> Intent:
     return intent(name, where=where, migration=MigrationRule(gain=gain), **changes)
 
 
@@ -94,7 +94,7 @@ def test_these_names_cover_both_orders_of_equal_places() -> None:
 @pytest.mark.parametrize("gain", [0.0, GAIN])
 @pytest.mark.parametrize("name", NAMES)
 def test_who_stood_by_goes_on_and_the_one_that_comes_back_stands_by(name: str, gain: float) -> None:
-    region = region_of(asked_of(name, gain=gain, standby=Standby.WARM))
+    region = region_of(workload_intent(name, gain=gain, standby=Standby.WARM))
     region.agents["a"].heard = False
     seen = [*steps(region, name, 5)]
     region.agents["a"].heard = True
@@ -110,7 +110,7 @@ def test_who_stood_by_goes_on_and_the_one_that_comes_back_stands_by(name: str, g
 )
 def test_whoever_serves_when_the_old_one_comes_back_goes_on(name: str, silent_s: float, after: str) -> None:
     """For two seconds after its first request, not every front may know of the new one: both serve then."""
-    region = region_of(asked_of(name))
+    region = region_of(workload_intent(name))
     region.agents["a"].heard = False
     seen = [*steps(region, name, silent_s)]
     assert seen[-1] == ([] if after == "a" else ["b"])
@@ -131,7 +131,7 @@ def test_whoever_serves_when_the_old_one_comes_back_goes_on(name: str, silent_s:
 def test_a_device_that_comes_back_takes_nothing_from_what_replaced_it(name: str, gone_s: float) -> None:
     cpu, gpu = device("cpu0"), device("gpu0", kind="gpu")
     whole = node("a", cpu, gpu)
-    region = region_of(asked_of(name, where='device.kind == "gpu"'), nodes=(whole, node("b", cpu, gpu)))
+    region = region_of(workload_intent(name, where='device.kind == "gpu"'), nodes=(whole, node("b", cpu, gpu)))
     region.agents["a"].node = node("a", cpu)
     region.reconnect("a")
     seen = [*steps(region, name, gone_s)]
@@ -146,7 +146,7 @@ def test_a_device_that_comes_back_takes_nothing_from_what_replaced_it(name: str,
 @pytest.mark.parametrize(("slower", "after"), [(1.05, "b"), (1.5, "a")])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_takes_over_again_where_that_gains_what_a_move_has_to(name: str, slower: float, after: str) -> None:
-    region = region_of(asked_of(name, standby=Standby.WARM))
+    region = region_of(workload_intent(name, standby=Standby.WARM))
     region.agents["b"].p50_s *= slower
     region.run(1)
     region.agents["a"].heard = False
@@ -159,7 +159,7 @@ def test_it_takes_over_again_where_that_gains_what_a_move_has_to(name: str, slow
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_takes_over_again_where_its_policy_prefers_it(name: str) -> None:
-    region = region_of(asked_of(name, standby=Standby.WARM, prefer=('node.name == "a"',)))
+    region = region_of(workload_intent(name, standby=Standby.WARM, prefer=('node.name == "a"',)))
     region.agents["a"].heard = False
     region.run(5)
     assert serving(region, name) == ["b"]
@@ -170,7 +170,7 @@ def test_it_takes_over_again_where_its_policy_prefers_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", two_of_each("b", "c"))
 def test_of_two_standbys_the_one_that_is_there_stays(name: str) -> None:
-    region = region_of(asked_of(name, standby=Standby.WARM), nodes=[node(each) for each in "abc"])
+    region = region_of(workload_intent(name, standby=Standby.WARM), nodes=[node(each) for each in "abc"])
     (spare,) = (each for each, _ in region.replicas(name).values() if each != "a")
     other = "c" if spare == "b" else "b"
     region.agents[spare].heard = False
@@ -188,7 +188,7 @@ def test_of_two_standbys_the_one_that_is_there_stays(name: str) -> None:
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_a_coordinator_that_restarts_decides_the_same(name: str, first: str) -> None:
     """It knows what is stored, and nothing of what runs; whichever of the two nodes reports first."""
-    region = region_of(asked_of(name, standby=Standby.WARM))
+    region = region_of(workload_intent(name, standby=Standby.WARM))
     region.agents["a"].heard = False
     region.run(4)
     assert serving(region, name) == ["b"]
@@ -224,7 +224,7 @@ def test_law_traffic_leaves_one_that_serves_only_while_it_is_gone(
     name: str, standby: Standby, story: list[tuple[str, int]]
 ) -> None:
     """story: nodes that fall silent, or are heard again, and the half seconds until the next one."""
-    region = region_of(asked_of(name, standby=standby), nodes=[node(each) for each in "abc"])
+    region = region_of(workload_intent(name, standby=standby), nodes=[node(each) for each in "abc"])
     last, gone_at = "a", dict[str, float]()
     for who, halves in (*story, ("", 30)):
         if who:
