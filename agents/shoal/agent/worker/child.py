@@ -4,6 +4,7 @@ A worker may fork and not start programs: its sandbox lets it execute none.
 """
 
 import faulthandler
+import math
 import os
 import resource
 import select
@@ -16,12 +17,15 @@ from contextlib import suppress
 def answer_of_child(work: Callable[[], bytes], limit_s: float) -> bytes:
     """What `work` returns, run in a child. Empty where the child ended first, or took longer than `limit_s`.
 
-    Other threads may hold locks that the child then waits for in vain: that is what the limit is for.
+    Other threads may hold locks that the child then waits for in vain: that is what the limit is for. The child keeps
+    to it too, and holds no other end of the pipe, so that it does not outlive a parent that was killed meanwhile.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            signal.alarm(math.ceil(limit_s))
+            os.close(reader)
             # Its crash is expected: no core, and no stack in the file that tells of this process's own.
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

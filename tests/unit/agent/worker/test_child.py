@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 from shoal.agent.worker.child import answer_of_child
@@ -11,6 +14,13 @@ from shoal.agent.worker.child import answer_of_child
 
 def _descriptors() -> list[str]:
     return sorted(each.name for each in Path("/proc/self/fd").iterdir())
+
+
+def _open_files() -> list[str]:
+    """What each descriptor is of, but the one that lists them."""
+    with os.scandir("/proc/self/fd") as listed:
+        names = [each.path for each in listed]
+    return [str(Path(each).readlink()) for each in names if os.path.lexists(each)]
 
 
 def test_a_child_answers_as_much_as_it_likes() -> None:
@@ -41,3 +51,28 @@ def test_no_child_and_no_descriptor_is_left() -> None:
     answer_of_child(lambda: b"", 30.0)
     answer_of_child(lambda: os._exit(3), 30.0)
     assert _descriptors() == before
+
+
+def test_a_child_holds_no_end_of_the_pipe_but_its_own() -> None:
+    """Else its answer to a parent that is gone would never fail, but fill the pipe and wait."""
+    before = Counter(_open_files())
+    answer = answer_of_child(lambda: "\n".join(_open_files()).encode(), 30.0).decode().split("\n")
+    assert [file.split(":")[0] for file in (Counter(answer) - before).elements()] == ["pipe"]
+
+
+ORPHAN = """
+import os, signal, threading
+from shoal.agent.worker.child import answer_of_child
+
+def orphan_itself():
+    os.kill(os.getppid(), signal.SIGKILL)
+    return bytes(threading.Event().wait(300))
+
+answer_of_child(orphan_itself, 1.0)
+"""
+
+
+def test_a_child_ends_by_itself_where_its_parent_was_killed() -> None:
+    """Its end is that of the pipe which it inherits; within the limit, or `run` raises."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
