@@ -20,6 +20,7 @@ from shoal.agent.devices.jetson import JetsonDriver
 from shoal.agent.devices.topology import MAX_NUMA_NODE, pcie_links
 from shoal.agent.driver_port import DeviceAccess, DeviceDriver, DriverOptions
 from shoal.agent.packing import pack, unpack
+from shoal.agent.worker.providers import Provider
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, DeviceKind, Reading
 from shoal.wire import nouns
@@ -179,9 +180,11 @@ def test_a_jetson_works_in_the_memory_of_its_board() -> None:
     assert (reading.utilisation, reading.temperature_c) == pytest.approx((0.412, 48.218))
     assert reading.free_bytes == 12345678 * 1024
     assert math.isnan(reading.power_w), "its rail feeds the processor too"
-    assert driver.access(device.name).files == (
-        "/dev/nvmap", "/dev/nvhost-ctxsw-gpu", "/dev/nvhost-gpu", "/dev/nvsciipc",
-    )  # fmt: skip
+    access = driver.access(device.name)
+    assert access.files == ("/dev/nvmap", "/dev/nvhost-ctxsw-gpu", "/dev/nvhost-gpu", "/dev/nvsciipc")
+    assert access.host_bytes > 0, "CUDA maps as much for itself as on other devices"
+    options = Provider(device.provider, access, "fp32").options
+    assert options == {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 
 def test_a_jetson_with_a_rail_for_its_graphics() -> None:

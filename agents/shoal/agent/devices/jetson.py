@@ -13,8 +13,10 @@ graphics, in thousandths, in the file `load` beside its devfreq, as NVIDIA's teg
 
 import math
 import re
+from dataclasses import replace
 from typing import Final
 
+from shoal.agent.devices import cuda
 from shoal.agent.devices.cpu import NAME as CPU
 from shoal.agent.devices.machine import LiveMachine, Machine, label, number, scaled_number
 from shoal.agent.devices.runtime import runtime_version
@@ -24,7 +26,6 @@ from shoal.types.device import Device, DeviceKind, Reading
 from shoal.types.units import Bytes, Seconds, Watts
 
 NAME: Final = "jetson-gpu0"
-PROVIDER: Final = "CUDAExecutionProvider"
 _GRAPHICS: Final = frozenset({"gpu", "gv11b", "gp10b", "ga10b", "gb10b"})
 """Names of the graphics in device trees."""
 _RELEASE: Final = re.compile(r"# R(\d+) \(release\), REVISION: ([\d.]+)")
@@ -72,7 +73,7 @@ class JetsonDriver:
     def access(self, device: str) -> DeviceAccess:
         if device != NAME or not self._folder:
             return DeviceAccess()
-        return DeviceAccess(files=tuple(path for pattern in _FILES for path in self._machine.paths(pattern)))
+        return replace(cuda.ACCESS, files=tuple(path for pattern in _FILES for path in self._machine.paths(pattern)))
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
@@ -87,7 +88,7 @@ class JetsonDriver:
             driver="nvgpu",
             driver_version=f"L4T {release[1]}.{release[2]}" if release else "unknown",
             runtime_version=runtime_version(),
-            provider=PROVIDER,
+            provider=cuda.PROVIDER,
             memory_bytes=Bytes(memory),
             attributes={"sleep": "no: its driver gates it by itself, and takes no such order"},
             memory_in=CPU,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.agent.devices import cuda
 from shoal.agent.devices.machine import LiveMachine, Machine, label
 from shoal.agent.devices.nvlink import nvlinks
 from shoal.agent.devices.runtime import runtime_version
@@ -24,18 +25,6 @@ _SLOWDOWNS: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that slow a device below its requested clocks: power cap, hardware, software thermal, hardware thermal, power
 brake."""
 _TEMPERATURE_GPU: Final = 0
-_HOST_BYTES: Final = Bytes(4 * 2**30)
-"""Twice the most that workers of one model each mapped on an H200 (driver 580.159.04, CUDA 13, cuDNN 9; VmData): 1.4 to
-1.9 GiB. With less, CUDA says that the device is out of memory."""
-_OPTIONS: Final = {"": {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}}
-"""ONNX Runtime, CUDA Execution Provider, configuration options.
-
-`use_tf32`: by default matrix products and convolutions of fp32 models have 10 bits of mantissa. On an H200, answers of
-a ResNet-50 then differed from the processor's by more than a move allows, and a row's in a batch from those alone.
-`cudnn_conv_algo_search`: by default every algorithm is tried whenever a run's shape is not the one before it, of a
-batch or of an image. There, that took a text detector 0.8 to 1.4 s each time, and by the heuristic 0.1 s, with runs as
-fast.
-"""
 
 
 class NvidiaDriver:
@@ -110,12 +99,18 @@ class NvidiaDriver:
         handle = self._handles.get(device)
         uuid = self._call("nvmlDeviceGetUUID", handle) if handle is not None else None
         if not uuid:
-            return DeviceAccess(files=files, memory="cuda", options=_OPTIONS, host_bytes=_HOST_BYTES)
+            return replace(cuda.ACCESS, files=files, memory="cuda")
         module, named = "shoal.agent.devices.nvidia", (str(uuid),)
         energy = EnergyCounter(f"{module}:open_energy_counter", named, of_processors=False)
         memory = MemoryCounter(f"{module}:open_memory_counter", named)
-        environment = {"CUDA_VISIBLE_DEVICES": str(uuid)}
-        return DeviceAccess(environment, files, "cuda", energy, memory, options=_OPTIONS, host_bytes=_HOST_BYTES)
+        return replace(
+            cuda.ACCESS,
+            environment={"CUDA_VISIBLE_DEVICES": str(uuid)},
+            files=files,
+            memory="cuda",
+            energy=energy,
+            memory_counter=memory,
+        )
 
     def set_sleep(self, device: str, asleep: bool) -> Seconds:
         return Seconds(0.0)
@@ -164,7 +159,7 @@ class NvidiaDriver:
             driver="nvidia",
             driver_version=label(self._call("nvmlSystemGetDriverVersion") or ""),
             runtime_version=runtime_version(),
-            provider="CUDAExecutionProvider",
+            provider=cuda.PROVIDER,
             memory_bytes=Bytes(memory),
             attributes={key: label(value) for key, value in attributes.items() if value},
         )
