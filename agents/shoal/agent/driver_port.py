@@ -159,7 +159,7 @@ class DeviceAccess:
     # once and kept for the next load. Empty: none is kept.
     compiler: str = ""
     # Writable memory of the host, in bytes, that the provider maps in a worker's process for itself, beside what models
-    # take. A worker's limit is as much higher. 0: hardly any.
+    # take. A worker's limit is as much higher, once, however many models share it. 0: hardly any.
     host_bytes: Bytes = Bytes(0)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import PreparedModel
-from shoal.agent.worker.messages import LoadOrder
+from shoal.agent.worker.messages import LoadOrder, process_memory_bytes
 from shoal.agent.worker.pace import weights_of
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.types.assignment import Assignment, Comparison
@@ -73,10 +73,10 @@ class LoadOrders:
         )
 
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:
-        """Bytes that a process which holds these may use for models: their sum. 0: no limit, as one of them has
-        none."""
+        """Bytes that a process which holds these, all on one device, may map beyond an idle one. 0: no limit."""
         parts = [self._memory_bytes(assignment) for assignment in assignments]
-        return sum(parts) if all(parts) else 0
+        host = max((self._access(assignment.device).host_bytes for assignment in assignments), default=0)
+        return process_memory_bytes(parts, host)
 
     def _memory_bytes(self, assignment: Assignment) -> int:
         """Bytes that the assignment may add to its worker. 0: no limit. A model whose answers are compared at its load
@@ -84,8 +84,7 @@ class LoadOrders:
         options, times = self._options, 1 if comparison_at_load(assignment) is None else 2
         if not assignment.memory_bytes:
             return 0
-        own = options.memory_floor + self._access(assignment.device).host_bytes
-        return int(own + times * options.memory_slack * assignment.memory_bytes)
+        return int(options.memory_floor + times * options.memory_slack * assignment.memory_bytes)
 
 
 def comparison_at_load(assignment: Assignment) -> Comparison | None:

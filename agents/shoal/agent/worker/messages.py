@@ -1,6 +1,6 @@
 """Messages between supervisor and worker as values. In a frame's payload they are JSON (`shoal.agent.packing`)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -47,7 +47,8 @@ class LoadOrder:
     runners: int
     # Maximum of requests that wait or run.
     queue: int
-    # Bytes that this assignment adds to the worker's memory limit, beyond the idle worker. 0: no limit.
+    # Bytes that this assignment adds to the worker's memory limit, beyond the idle worker and what the provider maps
+    # for itself (`access.host_bytes`). 0: no limit.
     memory_bytes: int
     # Maximum bytes of one request's expanded tensors.
     max_request_bytes: int
@@ -79,6 +80,12 @@ class LoadOrder:
     arithmetic: str = ""
     # How its requests may run in batches. None: each runs alone.
     batching: Batching | None = None
+
+
+def process_memory_bytes(models: Collection[int], host_bytes: int) -> int:
+    """Bytes that a worker may map beyond an idle one: for its models the sum of what each may take, and `host_bytes`
+    for their provider, once for them all. 0: no limit, as one of them has none."""
+    return host_bytes + sum(models) if all(models) else 0
 
 
 @dataclass(frozen=True, slots=True)

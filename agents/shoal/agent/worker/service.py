@@ -19,7 +19,15 @@ from shoal.agent.ports import NO_BATCHES
 from shoal.agent.worker import isolation
 from shoal.agent.worker.engine import Engine, run_options
 from shoal.agent.worker.memory import MemoryGrowth
-from shoal.agent.worker.messages import LoadOrder, LoadResult, LoadState, ProbeOrder, WorkerReport, WorkerStatus
+from shoal.agent.worker.messages import (
+    LoadOrder,
+    LoadResult,
+    LoadState,
+    ProbeOrder,
+    WorkerReport,
+    WorkerStatus,
+    process_memory_bytes,
+)
 from shoal.agent.worker.model_loading import measure, open_model, open_smallest_graph, terminate
 from shoal.agent.worker.model_runner import ModelRunner, reference_is_inline, run_place
 from shoal.agent.worker.probe import probe
@@ -301,9 +309,10 @@ class WorkerService:
         return refuse(Code.CONFLICT, f"holds {', '.join(self._assignments)}", "an idle worker", remedy)
 
     def _limit_memory(self) -> None:
-        """Limit the process to the sum of what it holds, each as its order says. No limit if one of them has none."""
-        parts = [held.order.memory_bytes for held in self._assignments.values() if held.state is not LoadState.FAILED]
-        isolation.limit_memory(self._idle_bytes, sum(parts) if all(parts) else 0)
+        """Limit the process to what it holds, each as its order says."""
+        orders = [held.order for held in self._assignments.values() if held.state is not LoadState.FAILED]
+        host = max((order.access.host_bytes for order in orders), default=0)
+        isolation.limit_memory(self._idle_bytes, process_memory_bytes([order.memory_bytes for order in orders], host))
 
     def _on_busy_change(self, held: _HostedAssignment, is_busy: bool) -> None:
         """Note it. A run may go on for longer than its assignment is held."""

@@ -29,9 +29,12 @@ def test_what_a_provider_maps_for_itself_is_beside_what_models_take() -> None:
     options = PoolOptions(memory_floor=100, memory_slack=2.0)
     orders = LoadOrders(Path("/run/slots"), {CPU.name: CPU}.get, lambda _: access, options)
     asked = assignment("a", memory_bytes=Bytes(10))
-    assert orders.order(asked, "/models/a", "").memory_bytes == 1120
+    order = orders.order(asked, "/models/a", "")
+    assert (order.memory_bytes, order.access.host_bytes) == (120, 1000)
     assert orders.process_memory_bytes([asked]) == 1120
+    assert orders.process_memory_bytes([asked] * 8) == 1000 + 8 * 120, "the process has one provider"
     assert orders.process_memory_bytes([assignment("b", memory_bytes=Bytes(0))]) == 0, "no limit stays none"
+    assert orders.process_memory_bytes([]) == 0
 
 
 def test_an_order_says_what_the_device_and_the_options_allow() -> None:

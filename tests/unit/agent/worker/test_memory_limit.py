@@ -1,0 +1,57 @@
+"""How much a worker that several models share may map."""
+
+import asyncio
+import mmap
+from pathlib import Path
+
+import pytest
+
+from harness.models.synthetic import digest_of, relu
+from harness.wait import until
+from shoal.agent.driver_port import DeviceAccess
+from shoal.agent.frames import FrameMessage
+from shoal.agent.packing import pack, unpack
+from shoal.agent.worker import isolation
+from shoal.agent.worker.messages import LoadOrder, LoadState, WorkerReport
+from shoal.agent.worker.providers import CPU_PROVIDER
+from shoal.agent.worker.service import WorkerService
+from shoal.types.assignment import Work
+from shoal.types.units import Bytes
+
+
+def order_of(folder: Path, assignment: str) -> LoadOrder:
+    path, content = folder / "model.onnx", relu().SerializeToString()
+    path.write_bytes(content)
+    return LoadOrder(
+        assignment=assignment, shared_by="t", digest=digest_of(content), path=str(path), provider=CPU_PROVIDER,
+        precision="fp32", threads=1, runners=1, queue=1, memory_bytes=10, max_request_bytes=2**20, warm_up_s=60.0,
+        work=Work(), weights=1.0, access=DeviceAccess(host_bytes=Bytes(1000)), slots=(),
+    )  # fmt: skip
+
+
+async def test_models_that_share_a_worker_share_what_their_provider_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(isolation, "limit_memory", lambda _, extra: limits.append(extra))
+    service = WorkerService(mmap.mmap(-1, 4096), asyncio.Event())
+    handlers = service.handlers()
+
+    async def load(name: str) -> None:
+        await handlers["load"](FrameMessage("load", {}, pack(order_of(tmp_path, name))))
+
+        async def is_ready() -> bool:
+            report = unpack(WorkerReport, (await handlers["status"](FrameMessage("status"))).payload)
+            states = {held.assignment: held.state for held in report.held}
+            assert states[name] is not LoadState.FAILED, report
+            return states[name] is LoadState.READY
+
+        await until(is_ready, 60, name)
+
+    await load("a")
+    assert limits == [1010]
+    await load("b")
+    assert limits == [1010, 1020]
+    await handlers["unload"](FrameMessage("unload", {"assignment": "a"}))
+    await handlers["unload"](FrameMessage("unload", {"assignment": "b"}))
+    assert limits == [1010, 1020, 1010, 0], "none that it holds: no limit"
