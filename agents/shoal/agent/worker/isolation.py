@@ -4,6 +4,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,7 +22,8 @@ _LOAD_NICE: Final = 10
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 _OWN_THREADS: Final = Path("/proc/self/task")
 """Each thread's name is a file below it. CUDA writes those of its threads, and opens no device where it may not (error
-304; driver 580.159.04)."""
+304; driver 580.159.04). Of each thread there are other files too, which no rule can leave out: by `oom_score_adj` a
+worker takes back that the OOM killer chooses it first, by `mem` it writes to its own memory."""
 
 T = TypeVar("T")
 
@@ -35,9 +37,9 @@ def isolate(run: Path, models: Path, devices: Sequence[Path] = ()) -> None:
     """
     own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
     own |= dict.fromkeys(devices, Access.READ | Access.WRITE)
-    own[_CLEAR_REFS] = Access.WRITE | Access.TRUNCATE
-    if devices:
-        own[_OWN_THREADS] = Access.WRITE | Access.TRUNCATE
+    for path in (_CLEAR_REFS, _OWN_THREADS) if devices else (_CLEAR_REFS,):
+        _hold(path)
+        own[path] = Access.WRITE | Access.TRUNCATE
     confine(own, _OOM_SCORE_ADJ)
 
 
@@ -51,6 +53,16 @@ def confine(own: Mapping[Path, Access], oom_score_adj: str) -> None:
         _log.warning("oom_score_write_failed", error=str(error))
     for refused in sandbox.enter({**sandbox.runtime(), **own}):
         _log.warning("isolation_failed", error=refused)
+
+
+def _hold(path: Path) -> None:
+    """Keep an entry of /proc as it is while this process, or a fork of it, lives: for that its descriptor stays open.
+
+    A rule of Landlock is on an inode. The kernel drops entries that nobody holds when memory is short, and /proc makes
+    the next one of that name with another inode, which has no rule.
+    """
+    with suppress(FileNotFoundError, PermissionError):  # then there is no rule either
+        os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def limit_memory(idle_bytes: int, extra_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """How a worker keeps its place on the machine."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,60 @@ def test_a_worker_with_devices_names_its_threads(tmp_path: Path, devices: list[s
     command = [sys.executable, "-c", NAMES.format(folder=tmp_path), *devices]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.splitlines()[-1:] == [found], done.stderr
+
+
+HELD = """
+import os
+from pathlib import Path
+from shoal.agent.worker.isolation import isolate
+isolate(Path("{folder}"), Path("{folder}"), [Path("/dev/null")])
+own = Path("/proc/self/fd")
+held = [each for each in own.iterdir() if each.is_symlink() and str(each.readlink()).startswith("/proc/")]
+print(*sorted(f"{{each.readlink().name}} {{os.get_inheritable(int(each.name))}}" for each in held), sep="\\n")
+"""
+
+
+def test_a_worker_holds_the_entries_of_proc_that_it_may_write(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HELD.format(folder=tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert [line for line in done.stdout.splitlines() if "fd" not in line] == ["clear_refs False", "task False"]
+
+
+SHORT_OF_MEMORY = """
+import os, subprocess, threading
+from pathlib import Path
+from shoal.agent.worker.isolation import isolate, reset_peak
+
+def write():
+    Path(f"/proc/self/task/{{threading.get_native_id()}}/comm").write_text("named")
+    reset_peak()
+    return b"written"
+
+(told, tell), (heard, hear) = os.pipe(), os.pipe()
+if os.fork() == 0:
+    isolate(Path("{folder}"), Path("{folder}"), [Path("/dev/null")])
+    os.write(tell, write())
+    os.read(heard, 1)
+    os.write(tell, write())
+    os._exit(0)
+os.close(tell)
+print(os.read(told, 7).decode())
+subprocess.run(["mount", "-o", "remount", "/proc"], check=True)
+os.write(hear, b"x")
+print(os.read(told, 7).decode())
+"""
+OWN_PROC = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc")
+"""For a /proc whose entries can be dropped, as where memory is short, without those of the machine."""
+
+
+def test_a_worker_writes_the_same_when_the_kernel_has_dropped_entries_of_proc(tmp_path: Path) -> None:
+    if any(each.startswith("files:") for each in sandbox.unsupported_restrictions()):
+        pytest.skip("the kernel restricts no files")
+    if shutil.which("unshare") is None or subprocess.run([*OWN_PROC, "true"], check=False, timeout=60).returncode != 0:
+        pytest.skip("no /proc of its own here")
+    command = [*OWN_PROC, sys.executable, "-c", SHORT_OF_MEMORY.format(folder=tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["written", "written"], done.stderr
 
 
 @pytest.mark.parametrize("agents", [12, 19])
