@@ -85,6 +85,10 @@ def _kernels() -> tuple[Kernel, ...]:
     The call opens every provider that the build knows, and ends the process where one's libraries are missing:
     `onnxruntime-gpu` knows TensorRT, which few machines have (onnxruntime_pybind_schema.cc). So a build with others
     than the processor's is asked in a child, whose end is survived.
+
+    A confined worker may name its threads and its child may not (`isolation`), so CUDA's list may be empty there, if
+    the provider opens its device for it. Then it is learnt at loads what does not load. To ask before the worker is
+    confined would take an import of the runtime, which starts threads, of every worker.
     """
     listed = getattr(runtime, "get_all_opkernel_def", None)
     if listed is None:
