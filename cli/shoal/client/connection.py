@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import grpc
 
 from shoal.client.contexts import Context
+from shoal.client.pem_files import WHOLE_WITHIN_S, read_pem_files
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall, show_seconds
@@ -45,9 +46,7 @@ class LeaderConnection:
         self._context = context
         self._end = time.monotonic() + within_s  # noqa: TID251 - a command's own deadline
         try:
-            credentials = grpc.ssl_channel_credentials(
-                context.ca.read_bytes(), context.key.read_bytes(), context.certificate.read_bytes()
-            )
+            credentials = grpc.ssl_channel_credentials(*read_pem_files(context, self.left_s(WHOLE_WITHIN_S)))
         except OSError as cause:
             denied = isinstance(cause, PermissionError)
             raise refuse(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.client.contexts import Context
+from shoal.client.pem_files import load_pair
 from shoal.client.retries import RETRIES, FailedCall, retry_delay_s
 from shoal.client.tensors import (
     DTYPES,
@@ -60,7 +61,7 @@ class InferenceClient:
             raise refuse(Code.CONTEXT_UNKNOWN, "no gateway is known", "host:port of a gateway", "pass --gateway")
         gateway = HostPort.parse(address, "gateway")
         trust = ssl.create_default_context(cafile=str(context.ca))
-        trust.load_cert_chain(context.certificate, context.key)
+        load_pair(trust, context)
         self._connection = http.client.HTTPSConnection(gateway.host, gateway.port, timeout=timeout_s, context=trust)
 
     def __enter__(self) -> Self:

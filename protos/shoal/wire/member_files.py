@@ -41,8 +41,7 @@ class Enrolled:
         """Writes `cert.pem`, `key.pem` and `ca.pem` to `folder` (0700), each with mode 0600.
 
         After an interruption either all files are written or none: the contents are on disk first, and `recover_write`
-        finishes from them. A concurrent reader may see a key beside another key's certificate, and can detect that by
-        `is_matching_pair`.
+        finishes from them. A concurrent reader may see a key beside another key's certificate, and reads again then.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         contents = dict(zip(_NAMES, (self.key_pem, self.ca_pem, self.certificate_pem), strict=True))
