@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -177,14 +177,18 @@ TYPED: Final = typed_examples()
 def type_example(reader: PageReader, line: str) -> str:
     """With what it needs; the next one finds the region of the tutorial."""
     needs = EXAMPLE_NEEDS.get(line, Needs())
-    alike = replace(needs, instead=(*needs.instead, *COMMON_NEEDS.instead))
-    around = replace(needs, instead=COMMON_NEEDS.instead)
-    for command in needs.before:
-        reader.type_command(as_typed(reader, around, command))
-    printed = reader.type_command(as_typed(reader, alike, line))
-    for command in needs.after:
-        reader.type_command(as_typed(reader, around, command))
-    return printed
+    alike = Needs(instead=(*needs.instead, *COMMON_NEEDS.instead))
+    with ExitStack() as behind:
+        for command in reversed(needs.after):
+            behind.callback(type_around, reader, command)
+        for command in needs.before:
+            type_around(reader, command)
+        return reader.type_command(as_typed(reader, alike, line))
+
+
+def type_around(reader: PageReader, command: str) -> None:
+    """What an example needs, or leaves to be done."""
+    reader.type_command(as_typed(reader, COMMON_NEEDS, command))
 
 
 def delete_others(reader: PageReader) -> None:
