@@ -21,8 +21,12 @@ AWAY: Final = ("shoal drain edge-npu --watch", "shoal uncordon edge-npu")
 TILL: Final = "sed 's/name: reader/&, labels: {app: till}/' examples/reader.yaml > till.yaml"
 TRADED: Final = "sed 's/  optimize/  federation: {delegate: when-infeasible}\\n&/' examples/reader.yaml > traded.yaml"
 SHOP: Final = 'sed "1,/^---/d; s/ reader/ shop-$shop/" examples/reader.yaml > many/$shop.yaml'
-WORKS: Final = "until shoal dev status | grep -q '^edge-npu  *worker '; do sleep 0.1; done"
-"""A machine that was killed just before has its worker again."""
+WORKS: Final = (
+    "until shoal logs edge-npu --tail 1 && shoal status && shoal dev status | grep -q '^edge-npu  *worker '; "
+    "do sleep 0.1; done"
+)
+"""A machine that was killed just before has its worker again. Until its agent says what each of its processes is, all
+are listed as workers."""
 WELL: Final = "until shoal status; do sleep 0.1; done"
 """What earlier examples deleted may still be finishing what is in flight."""
 JOIN: Final = (
@@ -59,7 +63,7 @@ COMMON_NEEDS: Final = Needs(
 """Files that examples name, and what a reader types in place of names."""
 
 EXAMPLE_NEEDS: Final = {
-    "shoal dev break edge-npu/worker kill": Needs(before=(WORKS,), after=(READER,)),
+    "shoal dev break edge-npu/worker kill": Needs(before=(WORKS,), after=(WORKS, READER)),
     "shoal context add /var/lib/shoal/operator": Needs(after=NO_LONGER_HOME),
     "shoal context add operator --coordinator region.example:7443": Needs(after=NO_LONGER_HOME),
     "SHOAL_TOKEN=.. shoal context login --coordinator region.example:7444": Needs(
