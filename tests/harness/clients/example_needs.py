@@ -74,7 +74,7 @@ EXAMPLE_NEEDS: Final = {
         before=("shoal context add /var/lib/shoal/operator --name old",), after=("shoal context use dev",)
     ),
     "cat mine.yaml | shoal plan -f -": Needs(before=("sed 's/ reader/ mine/' examples/reader.yaml > mine.yaml",)),
-    "shoal apply -f examples/reader.yaml --plan HASH": Needs(before=("shoal plan -f examples/reader.yaml",)),
+    "shoal apply -f examples/reader.yaml --plan HASH": Needs(before=(WELL, "shoal plan -f examples/reader.yaml")),
     "shoal delete workload reader": Needs(after=(READER,)),
     "shoal delete -f examples/reader.yaml": Needs(after=(READER,)),
     "shoal get nodes,devices -l site=shop-7": Needs(
