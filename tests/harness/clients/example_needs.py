@@ -122,8 +122,9 @@ EXAMPLE_NEEDS: Final = {
     ),
 }
 """Of single examples."""
-LATER: Final = frozenset(("can-move", "migrate", "ca rotate", "federation join", "federation leave"))
-"""Verbs whose examples are typed behind the others: they go on from those, or change what is not undone."""
+LATER: Final = ("can-move", "migrate", "federation join", "federation leave", "ca", "ca rotate")
+"""Verbs whose examples are typed behind the others, in this order: they go on from those, or change what is not undone.
+Another CA comes last: it replaces the files that commands read."""
 AT_THE_END: Final = ("shoal dev down", "shoal dev down --purge")
 """Examples that are typed behind the tutorial, and end the regions."""
 
