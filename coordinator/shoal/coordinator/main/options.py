@@ -237,7 +237,8 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="have the coordinator on this machine certify its first operator again, after it was revoked",
         description="Asks the coordinator that runs on --data-dir, or its next start, for a new certificate of the"
         " first operator, and waits ten seconds at most until its files are in DATA_DIR/operator (written; asked: no"
-        " coordinator runs there yet). Only who can write there can ask.",
+        " coordinator runs there, or its store does not take it yet, as its log says). Only who can write there can"
+        " ask.",
     )
     users = verbs.add_parser(
         "etcd-users",
