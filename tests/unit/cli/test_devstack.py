@@ -331,6 +331,17 @@ def test_a_kept_demo_spares_regions_that_are_up(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_kept_demo_spares_regions_that_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start them, with what is applied there."""
+    monkeypatch.setattr("shoal.devstack.demo.Demo.run", lambda demo: pytest.fail("it began"))
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    done = CliRunner().invoke(shoal, ["demo", "--keep", "--data-dir", str(control.folder)])
+    assert isinstance(done.exception, ShoalError)
+    assert done.exception.code is Code.IN_USE
+    assert "were up" in done.exception.refusal.found
+    assert [each.name for each in control.folder.iterdir()] == [layout.FILE]
+
+
 def test_a_folder_that_cannot_be_deleted_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
 

@@ -10,6 +10,7 @@ from shoal.cli.commands.dev import link, show_up
 from shoal.cli.render.demo_screen import DemoScreen, SilentDemo
 from shoal.cli.render.output import emit, line
 from shoal.client import Contexts
+from shoal.devstack import layout
 from shoal.devstack.control import Control
 from shoal.devstack.layout import StackOptions
 from shoal.types.codes import Code, refuse
@@ -52,7 +53,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         own = Path(scratch)
         control = Control(data_dir) if keep else Control(own, Contexts(own / "contexts"), is_temporary=True)
-        _refuse_if_up(control)
+        _refuse_if_there(control)
         try:
             with SilentDemo() if as_json else DemoScreen(len(CHAPTERS)) as screen:
                 report = Demo(control, screen, link).run()
@@ -73,10 +74,13 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _refuse_if_up(control: Control) -> None:
-    """Nobody's regions are to be broken and moved about. Raises ShoalError(IN_USE)."""
-    if control.running():
-        found = f"regions are up in {control.folder}, and the demo moves work and breaks machines"
+def _refuse_if_there(control: Control) -> None:
+    """Nobody's regions are to be broken and moved about, those that are stopped neither: they would be started. Raises
+    ShoalError(IN_USE)."""
+    is_up = control.running()
+    if is_up or (control.folder / layout.FILE).exists():
+        state = "are up" if is_up else "were up, and are kept,"
+        found = f"regions {state} in {control.folder}, and the demo moves work and breaks machines"
         raise refuse(Code.IN_USE, found, "regions of its own", "--data-dir FOLDER; or shoal dev down --purge first")
 
 
