@@ -1,7 +1,7 @@
 """The process that keeps a local federation running: `python -m shoal.devstack.process_supervisor FOLDER`.
 
 With `--temporary` it ends with its starter, however that ends, and deletes the folder: its standard input is a pipe
-whose other end only the starter has.
+whose other end only the starter has. The members end with it, even if it is killed itself; then the folder stays.
 
 It starts the other programs, restarts a dead one after 0.5 s as an init would, injects faults on request (`shoal dev
 break`), and answers on a Unix socket in the stack's folder with one JSON object a line. It imports none of the
@@ -30,12 +30,14 @@ import psutil
 
 from shoal.devstack import etcd, layout, link_shaping
 from shoal.devstack.layout import StackLayout, StackMember
+from shoal.devstack.temporary_member import temporary_command
 from shoal.host.unix_sockets import socket_address
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 RESTART_AFTER_S: Final = 0.5
 STOP_WITHIN_S: Final = 10.0
+UNUSED_POLL_S: Final = 0.1
 READY_WITHIN_S: Final = 60.0
 SOCKET: Final = "supervisor.sock"
 TEMPORARY: Final = "--temporary"
@@ -129,6 +131,7 @@ class ProcessSupervisor:
             await self._stop_relays()
         path.unlink(missing_ok=True)
         if self._is_abandoned:  # as the starter would have done
+            await self._wait_unused()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _on_starter_gone(self, starter: int) -> None:
@@ -136,6 +139,13 @@ class ProcessSupervisor:
         asyncio.get_running_loop().remove_reader(starter)
         self._is_abandoned = True
         self._stopping.set()
+
+    async def _wait_unused(self) -> None:
+        """The starter may have had an agent join, which would make the folder again."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STOP_WITHIN_S
+        while _are_named(self._folder) and loop.time() < end:  # noqa: ASYNC110 - they wake nobody
+            await asyncio.sleep(UNUSED_POLL_S)
 
     # one request a line
 
@@ -201,10 +211,13 @@ class ProcessSupervisor:
         name = program.member.name
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
         while not (program.no_restart or self._stopping.is_set()):
+            command = self.command(program.member)
+            if self._starter is not None:
+                command = temporary_command(command)
             with (self._folder / "logs" / f"{name}.log").open("ab") as log:
                 # Its own session, so that a terminal's ^C reaches the waiting command but not the federation.
                 program.process = await asyncio.create_subprocess_exec(
-                    *self.command(program.member),
+                    *command,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
@@ -541,6 +554,14 @@ def last_line(path: Path) -> str:
         if lines:
             return lines[-1][:400]
     return "it said nothing"
+
+
+def _are_named(folder: Path) -> bool:
+    """Whether a command line of another process names what lies in this folder."""
+    return any(
+        each.pid != os.getpid() and any(f"{folder}/" in word for word in each.info["cmdline"] or ())
+        for each in psutil.process_iter(["cmdline"])
+    )
 
 
 def _signal_all(processes: list[dict[str, Any]], number: signal.Signals) -> list[int]:

@@ -8,6 +8,7 @@ _PR_SET_PDEATHSIG: Final = 1
 """prctl(2) of Linux."""
 
 
-def end_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends, whatever this process does then."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel sends this process the signal when the thread that started it ends: by default SIGKILL, which ends it
+    whatever it does then. This holds for a program that replaces it too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

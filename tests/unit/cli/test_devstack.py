@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,7 +26,7 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from harness.wait import until
+from harness.wait import until, wait_until
 from shoal.agent.devices.emulated import load_profile
 from shoal.agent.devices.published import pace_of
 from shoal.agent.emulation import seconds_of
@@ -299,6 +301,104 @@ async def test_what_is_temporary_ends_with_its_starter_and_leaves_no_folder(tmp_
         os.close(ours)
     assert not psutil.pid_exists(member["pid"])
     assert not control.folder.exists()
+
+
+async def test_what_an_abandoned_stack_leaves_is_deleted_once_nobody_writes_there(tmp_path: Path) -> None:
+    """Whoever is killed may have had an agent join: it goes on, and would make the folder again."""
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    ours, starter = os.pipe()
+    state = control.folder / "plain-cpu"
+    joining = await asyncio.create_subprocess_exec(
+        *("sh", "-c", "read go; mkdir -p $1; touch $1/key.pem", "sh", str(state)), stdin=asyncio.subprocess.PIPE
+    )
+    try:
+        supervisor = HeldSupervisor(control.folder, layout.load(control.folder), ours)
+        running = asyncio.create_task(supervisor.run())
+        await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
+        os.close(starter)
+        await until(lambda: not (control.folder / process_supervisor.SOCKET).exists(), 30.0, "all members to end")
+        assert control.folder.exists()
+        await joining.communicate(b"go\n")
+        await asyncio.wait_for(running, 30.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            joining.kill()
+        os.close(ours)
+    assert joining.returncode == 0
+    assert not control.folder.exists()
+
+
+async def test_what_is_named_for_ever_does_not_keep_an_abandoned_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may read a log there."""
+    monkeypatch.setattr(process_supervisor, "STOP_WITHIN_S", 0.2)
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    ours, starter = os.pipe()
+    os.close(starter)
+    reader = await asyncio.create_subprocess_exec(
+        *("sh", "-c", "read go", "sh", str(control.folder / "logs")), stdin=asyncio.subprocess.PIPE
+    )
+    try:
+        await asyncio.wait_for(HeldSupervisor(control.folder, layout.load(control.folder), ours).run(), 30.0)
+        assert reader.returncode is None
+    finally:
+        await reader.communicate(b"")
+        os.close(ours)
+    assert not control.folder.exists()
+
+
+TEMPORARY_SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from shoal.devstack import layout
+from shoal.devstack.process_supervisor import ProcessSupervisor
+
+class Supervisor(ProcessSupervisor):
+    def command(self, member):
+        return ["/bin/sh", "-c", "echo {}; exec sleep 3600"]
+
+folder = Path(sys.argv[1])
+asyncio.run(Supervisor(folder, layout.load(folder), sys.stdin.fileno()).run())
+"""
+
+
+def test_the_members_of_what_is_temporary_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", TEMPORARY_SUPERVISOR, str(control.folder)], stdin=subprocess.PIPE
+    )
+    member = None
+    try:
+        wait_until(control.running, 30.0, "the supervisor to listen")
+        control.ask({"op": "start", "name": "plain-cpu"})
+        (row,) = (each for each in control.status() if each["role"] == "supervisor")
+        member = psutil.Process(row["pid"])
+        assert member.cmdline() == ["sleep", "3600"]
+        supervisor.kill()
+        wait_until(lambda: has_ended(member), 30.0, "the member to end")
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
+        if member is not None and not has_ended(member):
+            member.kill()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Where nobody reaps orphans, they stay as zombies."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_member_whose_starter_is_gone_already_does_not_begin(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shoal.devstack.temporary_member", "-1", "touch", str(tmp_path / "begun")]
+    subprocess.run(command, check=True, timeout=30)
+    assert not (tmp_path / "begun").exists()
+    command[3] = str(os.getpid())
+    subprocess.run(command, check=True, timeout=30)
+    assert (tmp_path / "begun").exists()
 
 
 async def test_a_member_that_starts_while_all_end_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
