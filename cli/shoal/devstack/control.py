@@ -12,11 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from shoal.client import Context, Contexts, RegionClient, client_files
 from shoal.devstack import broker, etcd, layout
@@ -78,14 +78,17 @@ class Control:
         is_temporary: bool = False,
     ) -> None:
         """free_ports: returns that many free ports; by default any. is_temporary: what this process starts ends with
-        it, even by SIGKILL, and the folder is deleted then."""
+        it, even by SIGKILL, and the folder is deleted then; so it is none that users have."""
+        if is_temporary and folder is None:
+            raise ValueError("the default folder is not temporary")
         # Absolute, because contexts name files in it, and are read from elsewhere.
         self.folder = (folder or layout.default_folder()).absolute()
         self._contexts = contexts or Contexts()
         self._free_ports = free_ports or _free_ports
         self._is_temporary = is_temporary
-        # The supervisor's standard input, which the kernel closes where nobody else does.
-        self._held: IO[bytes] | None = None
+        # The supervisor of what is temporary, until it has ended. The kernel closes its standard input where nobody
+        # else does.
+        self._held: subprocess.Popen[bytes] | None = None
 
     def up(self, asked: StackOptions, say: Say) -> RunningStack:
         """Start what is not running; on return everything is enrolled, ready, measured and joined. All or nothing.
@@ -103,6 +106,9 @@ class Control:
                 # another stack may have taken the names of the contexts since
                 self._save_contexts(stack)
                 return self._describe(stack)
+            if self._held is not None and self._held.poll() is None:
+                found = f"another supervisor of {self.folder} still ends, and deletes the folder then"
+                raise refuse(Code.CONFLICT, found, "one at a time", "wait for it")
             before = None if (self.folder / layout.FILE).exists() else frozenset(self.folder.iterdir())
             try:
                 return self._start(asked, say)
@@ -297,9 +303,12 @@ class Control:
             if name in own:  # another stack's context may have taken the name since
                 self._contexts.remove(name)
         self._wait_stopped(left, say, stalled_after_s)
-        if self._held is not None:  # not before: what is stopped in good order is not abandoned
-            self._held.close()
-            self._held = None
+        if self._held is not None:
+            assert self._held.stdin is not None
+            self._held.stdin.close()  # not before: what is stopped in good order is not abandoned
+            with suppress(subprocess.TimeoutExpired):
+                self._held.wait(stalled_after_s)
+                self._held = None
 
     def _members_left(self) -> list[str] | None:
         """Have it stop, and return the names of what has not ended yet; None: nobody keeps anything running here."""
@@ -443,7 +452,7 @@ class Control:
                 stderr=file,
                 start_new_session=True,
             )
-        self._held = started.stdin
+        self._held = started if self._is_temporary else None
         try:
             wait(self.running, 15.0, "the supervisor to listen")
         except ShoalError as cause:

@@ -401,6 +401,61 @@ def test_a_member_whose_starter_is_gone_already_does_not_begin(tmp_path: Path) -
     assert (tmp_path / "begun").exists()
 
 
+def test_no_temporary_stack_is_in_the_usual_folder() -> None:
+    with pytest.raises(ValueError, match="default folder"):
+        Control(is_temporary=True)
+
+
+LATE_SUPERVISOR = """
+import shutil, sys, time
+from pathlib import Path
+
+sys.stdin.read()
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.02)
+shutil.rmtree(sys.argv[1])
+"""
+"""Does not listen, finds that nobody wants it, and deletes the folder once there is the file."""
+
+
+def test_a_start_after_one_that_failed_does_not_lose_its_folder_to_the_first_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"), is_temporary=True)
+    asked = layout.StackOptions(agents=1)
+    go = tmp_path / "go"
+    go.touch()
+
+    def fail_to_listen(*_: object) -> None:
+        raise refuse(Code.DEADLINE_EXCEEDED, "none", "one that listens", "wait")
+
+    monkeypatch.setattr(control_module, "wait", fail_to_listen)
+
+    monkeypatch.setattr(
+        control, "_supervisor_command", lambda: [sys.executable, "-c", LATE_SUPERVISOR, str(control.folder), str(go)]
+    )
+
+    def start_in_vain(stalled_after_s: float) -> Code:
+        monkeypatch.setattr(control, "down", partial(Control.down, control, stalled_after_s=stalled_after_s))
+        with pytest.raises(ShoalError) as refused:
+            control.up(asked, lambda text: None)
+        return refused.value.code
+
+    assert start_in_vain(60.0) is Code.INTERNAL
+    assert not control.folder.exists(), "its end was waited for"
+    go.unlink()
+    assert start_in_vain(0.05) is Code.INTERNAL
+    held = control._held
+    assert held is not None
+    try:
+        assert start_in_vain(0.05) is Code.CONFLICT, "the folder will be deleted"
+        assert control._held is held
+    finally:
+        go.touch()
+        held.wait(30.0)
+    assert start_in_vain(60.0) is Code.INTERNAL, "it is tried again"
+
+
 async def test_a_member_that_starts_while_all_end_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can signal a process that is being made."""
     control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
