@@ -84,3 +84,21 @@ def test_f42_federation_gone_under_load(neighbourhood: DevStack, fault: str, dow
     )  # fmt: skip
     delete_delegated(stack, "away", "meanwhile", "after")
     wait_all_acquainted(stack)
+
+
+def test_f42_a_ca_that_follows_waits_for_the_federation(neighbourhood: DevStack) -> None:
+    """Without it, whatever the region then says to the federation would be refused, that it leaves too."""
+    stack = neighbourhood
+    with stack.api() as api:
+        with without_federation(stack, "kill"):
+            api.rotate()
+            wait_until(
+                lambda: [each.uri for each in api.authority().laggards] == ["shoal://home/federation/federation"],
+                WAIT_TIMEOUT_S, "the rotation to wait for the federation alone",
+            )  # fmt: skip
+            assert api.authority().stage == "trust"
+        wait_until(lambda: api.authority().stage != "trust", WAIT_TIMEOUT_S, "the rotation to go on")
+    wait_all_acquainted(stack)
+    stack.apply(in_regions("followed", NEAR))
+    wait_delegated(stack, "followed")
+    delete_delegated(stack, "followed")

@@ -83,6 +83,10 @@ class FederationPeering:
         if self.membership.current is not None:
             await self._open()
 
+    def is_listed(self) -> bool:
+        """Whether the federation, where there is one, knows this region as it is, with all its CAs."""
+        return self.membership.current is None or self.membership.is_listed
+
     async def join(self, address: str, token: str, actor: str) -> None:
         await self._open()
         await self.membership.join(address, token, actor)

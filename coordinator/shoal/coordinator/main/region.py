@@ -233,6 +233,7 @@ async def _lead(
         broker=broker,
         on_serials_revoked=lambda serials: guard.end_calls(serials),
         on_rotation=on_rotation,
+        is_listed=lambda: trading.is_listed(),
         lifetimes=lifetimes,
     )
     await members.start()

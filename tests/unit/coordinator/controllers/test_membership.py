@@ -164,8 +164,11 @@ async def test_what_changes_at_home_is_told(world: World, changes: dict[str, Any
     membership = await world.start_joined()
     await membership.step()
     assert world.federation.updates == []
+    assert membership.is_listed
     world.own = replace(world.own, **changes)
+    assert not membership.is_listed
     await membership.step()
+    assert membership.is_listed
     assert world.federation.updates == [world.own]
     await membership.step()
     assert len(world.federation.updates) == 1

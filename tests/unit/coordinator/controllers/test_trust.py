@@ -56,6 +56,8 @@ class Membership:
     enrolment: Enrolment
     ended: list[frozenset[str]] = field(default_factory=list)
     turned: int = 0
+    # Whether its federation knows all its CAs.
+    is_listed: bool = True
 
     @classmethod
     async def open(cls, folder: Path, before: "Membership | None" = None, broker: Broker | None = None) -> "Membership":
@@ -71,6 +73,7 @@ class Membership:
             broker=broker,
             on_serials_revoked=lambda serials: told[0].ended.append(serials),
             on_rotation=lambda: told[0].turn(),
+            is_listed=lambda: told[0].is_listed,
         )
         told.append(cls(world, authority, members, enrolment))
         await members.start()
@@ -381,6 +384,17 @@ async def test_a_rotation_waits_for_every_node_at_each_stage_and_goes_on_by_itse
         "CA_ISSUES",
         "CA_RETIRED",
     ]
+
+
+async def test_a_rotation_waits_until_the_federation_knows_the_next_ca(region: Membership) -> None:
+    """Else it would refuse the very call that tells of it, and every other."""
+    region.is_listed = False
+    await region.members.rotate("", "ann")
+    await region.members._advance()
+    assert (region.authority.stage, await region.waits_for()) == ("trust", ["federation/federation"])
+    region.is_listed = True
+    await region.members._advance()
+    assert region.authority.stage == "issue"
 
 
 async def test_nobody_waits_for_who_was_lost_or_revoked(region: Membership) -> None:

@@ -174,12 +174,12 @@ class FederationMembership:
         """Sends one advertisement and adopts the returned directory."""
         try:
             directory = await self._link.advertise(self._advertisement())
-            if directory is None and not self._is_listed():
+            if directory is None and not self.is_listed:
                 directory = await self._registry.update(self._own())
             self.last_answer_at, self.refusal = self._clock.wall(), None
             if directory is not None:
                 await self._adopt_directory(directory)
-                if not self._is_listed():
+                if not self.is_listed:
                     await self._adopt_directory(await self._registry.update(self._own()))
         except StaleRevision:
             self._meter.count(metrics.STEPS_FAILED)
@@ -223,8 +223,10 @@ class FederationMembership:
             self._require_membership().directory.version,
         )
 
-    def _is_listed(self) -> bool:
-        """Whether the directory lists this region with its current entry."""
+    @property
+    def is_listed(self) -> bool:
+        """Whether the federation lists this region with its current entry, which names all its CAs. Raises
+        ShoalError(CONFLICT) in no federation."""
         own = self._own()
         listed = member_of(self._require_membership().directory, own.region)
         return listed is not None and replace(listed, advertisement=None, trust=own.trust, standing=own.standing) == own

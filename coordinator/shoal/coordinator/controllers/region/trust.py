@@ -65,13 +65,14 @@ class Rotation:
     roots: tuple[RootInfo, ...]
     # Members that the stage waits for, by URI name.
     laggards: tuple[Laggard, ...]
-    # Number of members that take part: nodes, people and the broker.
+    # Number of members that take part: nodes, people, the broker, and the federation while it is waited for.
     members: int
 
 
 class TrustController:
     """on_serials_revoked: called with newly revoked serials, so that open connections with them are closed.
-    on_rotation: called when another CA is trusted or issues. Call `run`, until cancelled.
+    on_rotation: called when another CA is trusted or issues. is_listed: whether the federation, where there is one,
+    knows all CAs of this region. Call `run`, until cancelled.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TrustController:
         broker: BrokerAccess | None = None,
         on_serials_revoked: Callable[[frozenset[str]], None],
         on_rotation: Callable[[], None],
+        is_listed: Callable[[], bool] = lambda: True,
         lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
     ) -> None:
         self._region = region
@@ -92,6 +94,7 @@ class TrustController:
         self._clock = clock
         self._broker = broker
         self._on_rotation = on_rotation
+        self._is_listed = is_listed
         self._lifetimes = lifetimes
         self.revocations = Revocations(
             region.config.name,
@@ -260,7 +263,7 @@ class TrustController:
         nodes = [state for state in self._region.fleet.fleet.nodes.values() if _blocks_rotation(state)]
         people = await self._people()
         laggards = await self._laggards(nodes, people)
-        members = len(nodes) + len(people) + (self._broker is not None)
+        members = len(nodes) + len(people) + (self._broker is not None) + (not self._is_listed())
         return Rotation(authority.stage, authority.since, authority.infos(), laggards, members)
 
     async def rotate(self, stage: str, actor: str) -> None:
@@ -298,7 +301,13 @@ class TrustController:
         found = []
         if authority.stage == "trust":
             wanted = set(authority.fingerprints)
-            found = [self._laggard(state, "trust in the next CA") for state in nodes if not wanted <= {*state.roots}]
+            lacks = "trust in the next CA"
+            found = [self._laggard(state, lacks) for state in nodes if not wanted <= {*state.roots}]
+            # It would take no call with a certificate of a CA that it does not know, not the one that tells of the CA.
+            if not self._is_listed():
+                found.append(
+                    Laggard(uri_of(self._region.config.name, Role.FEDERATION, "federation"), lacks, False, Wall(0.0))
+                )
         elif authority.stage == "issue":
             lacks = "a certificate of the CA that issues"
             for state in nodes:
