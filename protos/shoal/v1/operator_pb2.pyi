@@ -980,8 +980,8 @@ class NodeView(_message.Message):
     duplicate: _builtins.str
     """Empty unless two agents showed this identity."""
     joined_at: _builtins.float
-    """When it first joined the region. It stays when it connects again, and when it joins again after a revocation. 0: not
-    known.
+    """When it first joined the region. It stays when it connects again, and when it joins again after a revocation; a node
+    that was deleted and joins again is new. 0: not known.
     """
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...

@@ -9,13 +9,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from immutables import Map
 
-from harness.builders.coordinator_core import CoreRegion, device, fleet_of, inputs, intent, node
+from harness.builders.coordinator_core import (
+    DIGEST,
+    START,
+    CoreAgent,
+    CoreRegion,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    observation,
+    profile,
+    status,
+)
 from shoal.coordinator import codec
+from shoal.coordinator.core.fleet import updates
+from shoal.coordinator.core.placement.explain import TOOK_ITS_PLACE
+from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.workloads.model import Mark
+from shoal.coordinator.core.placement.solve import Solver
+from shoal.coordinator.core.workloads.model import Mark, ReconcilerMemory
+from shoal.coordinator.core.workloads.reconcile import reconcile
+from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.device import Node
 from shoal.types.migration import MigrationRule
 from shoal.types.route import EndpointState
+from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import Intent, Standby
 
 EYE = "z"
@@ -41,6 +61,27 @@ def two_of_each(one: str = "a", other: str = "b") -> list[str]:
 
 
 NAMES = two_of_each()
+STANDBY_NAMES = two_of_each("b", "c")
+
+
+class FetchingAgent(CoreAgent):
+    """One whose fetches never end."""
+
+    def _observe(self, each: Assignment, now: float) -> Observed:
+        return observation(each, Phase.FETCHING)
+
+
+def region_with_standby(name: str, standby: Standby) -> tuple[CoreRegion, str, str]:
+    """A region in which "a" serves, with the node that stands by and the one that may."""
+    region = region_of(workload_intent(name, standby=standby), nodes=[node(each) for each in "abc"])
+    (spare,) = (each for each, _ in region.replicas(name).values() if each != "a")
+    return region, spare, "c" if spare == "b" else "b"
+
+
+def lose_standby(region: CoreRegion, name: str, spare: str, other: str) -> None:
+    region.agents[spare].heard = False
+    while other not in {each for each, _ in region.replicas(name).values()}:
+        region.step()
 
 
 def serving(region: CoreRegion, name: str) -> list[str]:
@@ -120,7 +161,7 @@ def test_whoever_serves_when_the_old_one_comes_back_goes_on(name: str, silent_s:
         plan = region.decision.plan.workloads[0] if region.decision is not None else None
         assert plan is not None
         assert [(one.sign, one.node) for one in plan.changes] == [("=", "b"), ("-", "a")]
-        assert plan.changes[1].why.startswith("another took its place")
+        assert plan.changes[1].why == TOOK_ITS_PLACE
     seen += [*steps(region, name, 12)]
     assert moves_of(seen) == ["a", *([] if after == "a" else ["b"])]
     assert [each for each, _ in region.replicas(name).values()] == [after]
@@ -168,20 +209,102 @@ def test_it_takes_over_again_where_its_policy_prefers_it(name: str) -> None:
     assert serving(region, name) == ["a"]
 
 
-@pytest.mark.parametrize("name", two_of_each("b", "c"))
-def test_of_two_standbys_the_one_that_is_there_stays(name: str) -> None:
-    region = region_of(workload_intent(name, standby=Standby.WARM), nodes=[node(each) for each in "abc"])
-    (spare,) = (each for each, _ in region.replicas(name).values() if each != "a")
-    other = "c" if spare == "b" else "b"
-    region.agents[spare].heard = False
-    while other not in {each for each, _ in region.replicas(name).values()}:
-        region.step()
+@pytest.mark.parametrize("reports", [{"cordoned": True}, {"quarantined": True}])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_not_take_over_again_where_nothing_new_may_be_placed(name: str, reports: dict[str, bool]) -> None:
+    region = region_of(workload_intent(name, prefer=('node.name == "a"',)))
+    region.agents["a"].heard = False
+    region.run(6)
+    assert serving(region, name) == ["b"]
+    region.fleet = region.fleet.with_node(replace(region.fleet.nodes["a"], **reports))
+    region.agents["a"].heard = True
+    assert moves_of(steps(region, name, 12)) == ["b"]
+    assert [each for each, _ in region.replicas(name).values()] == ["b"]
+
+
+@pytest.mark.parametrize("standby", [Standby.WARM, Standby.STAGED])
+@pytest.mark.parametrize("name", STANDBY_NAMES)
+def test_of_two_standbys_the_one_that_is_there_stays(name: str, standby: Standby) -> None:
+    region, spare, other = region_with_standby(name, standby)
+    lose_standby(region, name, spare, other)
     region.run(region.agents[other].load_s + 0.5)
     assert [mark.is_left_out for _, mark in sorted(region.memory.marks.items())].count(True) == 1
     region.agents[spare].heard = True
     region.run(12)
     assert {each for each, _ in region.replicas(name).values()} == {"a", other}
     assert serving(region, name) == ["a"]
+
+
+@pytest.mark.parametrize("name", STANDBY_NAMES)
+def test_a_staged_standby_that_has_its_bytes_does_not_give_way_to_one_that_fetches(name: str) -> None:
+    region, spare, other = region_with_standby(name, Standby.STAGED)
+    region.agents[other] = FetchingAgent(region.agents[other].node, sequence=region.agents[other].sequence)
+    lose_standby(region, name, spare, other)
+    region.agents[spare].heard = True
+    region.run(3)
+    assert {each for each, _ in region.replicas(name).values()} == {"a", spare}
+    region.agents["a"].heard = False
+    assert moves_of(steps(region, name, 6)) == ["a", spare]
+
+
+@pytest.mark.parametrize("was_gone", [False, True])
+@pytest.mark.parametrize("fetching", ["b", "c"])
+@pytest.mark.parametrize("name", STANDBY_NAMES)
+def test_of_two_staged_standbys_the_one_that_has_its_bytes_is_first(name: str, fetching: str, was_gone: bool) -> None:
+    region, spare, other = region_with_standby(name, Standby.STAGED)
+    (held,) = region.desired[spare].assignments
+    held_at = {spare: held, other: replace(held, id="a-other")}
+    fleet, (has_bytes,) = region.fleet, {"b", "c"} - {fetching}
+    for where, each in held_at.items():
+        found = observation(each, Phase.FETCHING if where == fetching else Phase.STAGED)
+        fleet = fleet.with_node(replace(fleet.nodes[where], observed={each.id: found}))
+    desired = {where: content.assignments for where, content in region.desired.items()}
+    desired |= {where: (each,) for where, each in held_at.items()}
+    asked, left_out = region.intents[0], frozenset([held_at[has_bytes].id] if was_gone else ())
+    terms = dict.fromkeys((each.id for held in desired.values() for each in held), terms_of(asked))
+    known = inputs(fleet, asked, now=region.now, desired=desired, terms=terms, left_out=left_out)
+    (plan,) = place(known).workloads
+    assert [(target.node, target.standby) for target in plan.targets] == [("a", False), (has_bytes, True)]
+    (plan,) = place(replace(known, desired=desired | {"a": ()})).workloads
+    assert [(target.node, target.standby) for target in plan.targets] == [(has_bytes, False), (fetching, True)]
+
+
+@pytest.mark.parametrize("changes", [{"per": "node"}, {"replicas": 2}])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_in_whose_place_nobody_is_is_not_marked(name: str, changes: dict[str, Any]) -> None:
+    region = CoreRegion(node("a"), node("b"), node(EYE))
+    region.intents = (workload_intent(name, **changes),)
+    region.run(6)
+    assert serving(region, name) == ["a", "b"]
+    region.agents["a"].heard = False
+    for _ in steps(region, name, 20):
+        assert not any(mark.is_left_out for mark in region.memory.marks.values())
+    assert serving(region, name) == ["b"]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_many_that_come_back_gain_is_looked_at_once(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fast: where those that come back take over again."""
+    count, gone = 40, 20
+    nodes = [node(f"n{at:02}", labels={"fast": "yes" if fast and at < gone else "no"}) for at in range(count)]
+    fleet = fleet_of(*nodes)
+    asked = intent("w", replicas=count, prefer=('node.labels.fast == "yes"',))
+    plan = place(inputs(fleet, asked))
+    first = reconcile(plan, {}, fleet, {DIGEST: profile()}, {}, ReconcilerMemory(), {}, Elapsed(0.0), Wall(START))
+    held = {each.name: first.desired[each.name][0] for each in nodes}
+    for each in nodes:
+        beat = status(each, 2, at=1.0, observed=(observation(held[each.name], Phase.READY),))
+        fleet, _ = updates.merge_status(fleet, each.name, 1, beat, Elapsed(1.0), Wall(START + 1.0))
+    left_out = frozenset(held[each.name].id for each in nodes[:gone])
+    looked: list[object] = []
+    gain = Solver.gain
+    monkeypatch.setattr(Solver, "gain", lambda self, *of: (looked.append(of), gain(self, *of))[1])
+    fewer = replace(asked, require=replace(asked.require, replicas=count - gone))
+    terms = dict.fromkeys((each.id for each in held.values()), terms_of(fewer))
+    found = place(inputs(fleet, fewer, now=1.0, desired=first.desired, terms=terms, left_out=left_out), explain=False)
+    kept = {target.node for target in found.workloads[0].targets}
+    assert kept == {each.name for each in (nodes[:gone] if fast else nodes[gone:])}
+    assert 0 < len(looked) <= count
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,6 +327,26 @@ def test_a_coordinator_that_restarts_decides_the_same(name: str, first: str) -> 
     region.run(12)
     assert serving(region, name) == ["b"]
     assert [event.node for event in region.events if event.code == "TOOK_OVER"] == ["b"]
+
+
+@pytest.mark.parametrize("name", STANDBY_NAMES)
+@pytest.mark.parametrize("is_old_first", [False, True])
+def test_a_coordinator_that_restarts_keeps_the_standby_that_is_there(name: str, is_old_first: bool) -> None:
+    region, spare, other = region_with_standby(name, Standby.WARM)
+    lose_standby(region, name, spare, other)
+    region.run(region.agents[other].load_s + 0.5)  # it is ready, and the old one is not removed yet
+    with_what_is_stored(region)
+    first, late = (spare, other) if is_old_first else (other, spare)
+    region.agents[late].heard, region.agents[first].heard = False, True
+    region.restart()
+    for each in "abc":
+        region.fleet = region.fleet.with_node(replace(region.fleet.nodes[each], observed={}))
+    region.reconnect("a")
+    region.reconnect(first)
+    region.run(1.5)
+    region.reconnect(late)
+    region.run(12)
+    assert {each for each, _ in region.replicas(name).values()} == {"a", other}
 
 
 def test_marks_of_older_and_of_later_coordinators_are_read() -> None:

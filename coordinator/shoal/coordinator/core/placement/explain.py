@@ -107,6 +107,12 @@ STAYS_WITHOUT_TRIGGER = "stays: migration.when is not set"
 """Why a replica stays although another place is better by the gain of its policy: without `migration.when` no replica
 moves by itself."""
 
+TOOK_ITS_PLACE = (
+    "another took its place; taking over again would gain less than `gain`, or it is not ready, or its node takes "
+    "nothing new"
+)
+"""Why one that was gone and came back leaves."""
+
 
 def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[PlacementChange, ...]:
     """What applying the plan would do to the replicas: `+` new ones, `=` those that stay, `-` those that are removed.
@@ -136,7 +142,7 @@ def changes(solver: Solver, level: Level, *, explain: bool = False) -> tuple[Pla
         elif under_way and not solver.is_confirmed(replica):
             sign, why = "=", "serves until its replacement does"
         elif replica.assignment.id in solver.scope.inputs.left_out:
-            sign, why = "-", "another took its place, and is as good or better"
+            sign, why = "-", TOOK_ITS_PLACE
         else:
             sign, why = "-", "another is better, or was ready before it"
         asked = replica.assignment

@@ -23,6 +23,13 @@ class CurrentReplica:
     option: Option
     # True where its node reports it as ready.
     ready: bool
+    # True where it is all that its role asks for: ready, or staged if it is a staged standby.
+    ready_in_role: bool
+
+    @property
+    def may_be_ready_in_role(self) -> bool:
+        """True also where its node has not reported yet: it is not known that it serves no longer."""
+        return self.ready_in_role or not self.option.state.has_full_status
 
     @property
     def slot(self) -> Slot:
@@ -131,7 +138,9 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     if _batch_limits(assignment.batching) != _batch_limits(batching_of(intent, device, assignment.precision)):
         return Refusal(Code.CONFLICT, "its batching changed", "batches as the document says")
     observed = state.observed.get(assignment.id)
-    ready = observed is not None and observed.phase is Phase.READY
+    phase = observed.phase if observed is not None else None
+    ready = phase is Phase.READY
+    ready_in_role = ready or (assignment.standby and assignment.staged and phase is Phase.STAGED)
     if not ready and assignment.comparison is not None and has_other_samples:
         return Refusal(Code.CONFLICT, "the samples that it is compared by changed", "those of the document")
     triple = Triple(assignment.model, device.provider, device.runtime_version)
@@ -140,7 +149,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
     if not ready and (shown := inputs.unloadable.get(Triple.of_assignment(assignment, device))) is not None:
         return shown
     measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
-    return CurrentReplica(node, assignment, scope.option(intent, model, state, device, served, measured), ready)
+    option = scope.option(intent, model, state, device, served, measured)
+    return CurrentReplica(node, assignment, option, ready, ready_in_role)
 
 
 def _batch_limits(batching: Batching | None) -> tuple[int, float, bool]:

@@ -22,7 +22,14 @@ from shoal.coordinator.core.placement.columns import (
 )
 from shoal.coordinator.core.placement.contention import ContentionCheck, Pick, is_on_other_node
 from shoal.coordinator.core.placement.domains import Domain, domain_of, taken_domains
-from shoal.coordinator.core.placement.feasible import HARD_CONSTRAINTS, Constraint, Option, PlacementFault, Scope
+from shoal.coordinator.core.placement.feasible import (
+    HARD_CONSTRAINTS,
+    Constraint,
+    Option,
+    PlacementFault,
+    Scope,
+    node_fault,
+)
 from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import (
     PREFERENCE,
@@ -329,7 +336,7 @@ class Solver:
         current = {each.option.key: each.option for each in (*staying, *yielding, *standbys)}
         places = {option.key: place for place, option in enumerate(self._ranked([*current.values()], require))}
         for each in (staying, yielding, standbys):
-            each.sort(key=lambda one: (not one.ready, places[one.option.key], one.assignment.id))
+            each.sort(key=lambda one: (not one.ready_in_role, places[one.option.key], one.assignment.id))
             self._put_back(each, require)
         picks, taken = list[Pick](), set[Domain]()
         allocations = self.allocations
@@ -522,9 +529,8 @@ class Solver:
         able_to_stand_by = [each for each in left if not each.option.state.cordoned]
         apart = [each for each in able_to_stand_by if not capped and is_on_other_node(each.option, picks)]
         stays = [each for each in apart if self._still_meets(each, require)]
-        stays.sort(
-            key=lambda each: (not each.ready, not each.assignment.standby)
-        )  # stable: the better one first among equals
+        # Stable: the better one first among equals.
+        stays.sort(key=lambda each: (not each.may_be_ready_in_role, not each.assignment.standby))
         fits = next((each for each in stays if self.is_confirmed(each) or self._may_stay(each, require, limits)), None)
         if fits is not None or len(picks) < self._replica_count(require):
             kept = fits or next(iter(stays), None)
@@ -573,31 +579,23 @@ class Solver:
         """Puts replicas that the last plan left out, because they were gone, behind those that are there in their
         place. To take over again is a move: it comes before one of these only where that gains what a move has to.
 
-        ordered: those of one role that are ready first, so that surplus ones that are not go first; of these the
+        ordered: those of one role that are ready in it first, so that surplus ones that are not go first; of these the
         better ones first."""
-        back = [each for each in ordered if each.assignment.id in self.scope.inputs.left_out]
-        if len(back) in (0, len(ordered)):
-            return
-        ordered[:] = [each for each in ordered if each not in back]
-        there = {each.assignment.id for each in ordered}
-        for each in back:
-            behind = (
-                at
-                for at, other in enumerate(ordered)
-                if other.assignment.id in there and self._takes_over_again(each, other, require)
-            )
-            ordered.insert(next(behind, len(ordered)), each)
+        left_out = self.scope.inputs.left_out
+        ahead = [each for each in ordered if each.assignment.id not in left_out]
+        behind = list[CurrentReplica]()  # the last one first
+        for back in reversed([each for each in ordered if each.assignment.id in left_out]):
+            while ahead and self._takes_over_again(back, ahead[-1], require):
+                behind.append(ahead.pop())
+            behind.append(back)
+        ordered[:] = [*ahead, *reversed(behind)]
 
     def _takes_over_again(self, back: CurrentReplica, there: CurrentReplica, require: Requirements) -> bool:
         """back: one that was gone. there: what is in its place."""
-        # Of a node that has not reported yet it is not known that it serves no longer.
-        if not there.ready and there.option.state.has_full_status:
-            return back.ready or self._gains(back, there, require)
-        return back.ready and self._gains(back, there, require)
-
-    def _gains(self, back: CurrentReplica, there: CurrentReplica, require: Requirements) -> bool:
+        if back.ready_in_role != there.may_be_ready_in_role:
+            return back.ready_in_role
         found = self.gain(back.option, there, require)
-        return found > 0 and found >= self.intent.migration.gain
+        return found > 0 and found >= self.intent.migration.gain and node_fault(back.option.state) is None
 
     def _is_better(self, best: Option, replica: CurrentReplica, require: Requirements) -> bool:
         return self.gain(best, replica, require) >= self.intent.migration.gain

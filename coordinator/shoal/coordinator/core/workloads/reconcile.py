@@ -301,9 +301,9 @@ class _Step:
                 return replace(assignment, staged=self._is_staged_by_move(assignment))
             gone = idle or self._has_never_served(assignment) or (silent and move.leaving == move.target)
             return None if lost or gone else assignment if silent else replace(assignment, draining=True)
-        self._leave_out(assignment)
         if assignment.id in plan.awaiting_node:
             return assignment
+        self._leave_out(assignment)
         evicted = self.in_service[assignment.workload] and assignment.id in plan.evicted
         free = self._is_free(assignment.workload) and (
             self.standbys_in_service[assignment.workload] or not assignment.standby
@@ -369,7 +369,8 @@ class _Step:
 
     def _leave_out(self, assignment: Assignment) -> None:
         """Remembers that the plan has others in its place, if it has: they stay if this one was gone and comes back."""
-        if any(target.standby is assignment.standby for target in self.plans[assignment.workload].targets):
+        plan = self.plans[assignment.workload]
+        if plan.placed >= plan.wanted and any(target.standby is assignment.standby for target in plan.targets):
             self.marks[assignment.id] = replace(self.marks[assignment.id], is_left_out=True)
 
     def _may_retry(self, assignment: Assignment, state: NodeState | None) -> bool:
