@@ -211,7 +211,7 @@ def test_it_takes_over_again_where_its_policy_prefers_it(name: str) -> None:
 
 @pytest.mark.parametrize("reports", [{"cordoned": True}, {"quarantined": True}])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_does_not_take_over_again_where_nothing_new_may_be_placed(name: str, reports: dict[str, bool]) -> None:
+def test_it_does_not_take_over_again_where_nothing_new_may_be_placed(name: str, reports: dict[str, Any]) -> None:
     region = region_of(workload_intent(name, prefer=('node.name == "a"',)))
     region.agents["a"].heard = False
     region.run(6)
@@ -298,7 +298,12 @@ def test_what_many_that_come_back_gain_is_looked_at_once(fast: bool, monkeypatch
     left_out = frozenset(held[each.name].id for each in nodes[:gone])
     looked: list[object] = []
     gain = Solver.gain
-    monkeypatch.setattr(Solver, "gain", lambda self, *of: (looked.append(of), gain(self, *of))[1])
+
+    def counted(self: Solver, *of: Any) -> float:
+        looked.append(of)
+        return gain(self, *of)
+
+    monkeypatch.setattr(Solver, "gain", counted)
     fewer = replace(asked, require=replace(asked.require, replicas=count - gone))
     terms = dict.fromkeys((each.id for each in held.values()), terms_of(fewer))
     found = place(inputs(fleet, fewer, now=1.0, desired=first.desired, terms=terms, left_out=left_out), explain=False)

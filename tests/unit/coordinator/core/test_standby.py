@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,10 +187,13 @@ def test_one_that_is_staged_loads_only_when_its_active_one_is_silent() -> None:
     assert (other.staged, region.agents["c"].started) == (True, [])
 
 
-def test_the_one_that_comes_back_lets_go_of_what_it_loaded_where_staged_is_asked_for() -> None:
+@pytest.mark.parametrize("is_cordoned", [False, True])
+def test_the_one_that_comes_back_lets_go_of_what_it_loaded_where_staged_is_asked_for(is_cordoned: bool) -> None:
+    """is_cordoned: no other took over its part as the standby."""
     region = three()
     region.intents = (intent("ocr", standby=Standby.STAGED),)
     region.run(10)
+    region.fleet = region.fleet.with_node(replace(region.fleet.nodes["c"], cordoned=is_cordoned))
     region.agents["a"].heard = False
     region.run(8)
     assert serving_nodes(region, "c") == ["b"]
@@ -197,8 +201,9 @@ def test_the_one_that_comes_back_lets_go_of_what_it_loaded_where_staged_is_asked
     for _ in range(30):
         region.step()
         assert serving_nodes(region, "c")
-    (back,) = region.desired["a"].assignments
-    assert (serving_nodes(region, "c"), back.staged) == (["b"], True)
+    assert serving_nodes(region, "c") == ["b"]
+    staged = [(where, each.staged) for where in "ac" for each in region.desired[where].assignments]
+    assert staged == [("a" if is_cordoned else "c", True)]
 
 
 def test_it_is_unloaded_when_staged_is_enough_and_loaded_when_not() -> None:
