@@ -299,11 +299,11 @@ def test_what_many_that_come_back_gain_is_looked_at_once(fast: bool, monkeypatch
     looked: list[object] = []
     gain = Solver.gain
 
-    def counted(self: Solver, *of: Any) -> float:
+    def count_and_gain(self: Solver, *of: Any) -> float:
         looked.append(of)
         return gain(self, *of)
 
-    monkeypatch.setattr(Solver, "gain", counted)
+    monkeypatch.setattr(Solver, "gain", count_and_gain)
     fewer = replace(asked, require=replace(asked.require, replicas=count - gone))
     terms = dict.fromkeys((each.id for each in held.values()), terms_of(fewer))
     found = place(inputs(fleet, fewer, now=1.0, desired=first.desired, terms=terms, left_out=left_out), explain=False)

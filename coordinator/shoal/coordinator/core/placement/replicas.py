@@ -17,7 +17,9 @@ from shoal.types.workload import Intent
 class CurrentReplica:
     """A replica that counts."""
 
+    # Node that has the assignment.
     node: str
+    # As the node was last told.
     assignment: Assignment
     # Its model on its device, predicted from its own measurements.
     option: Option
