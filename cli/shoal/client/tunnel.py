@@ -66,7 +66,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def _unreachable(server: HostPort, cause: Exception) -> ShoalError:
     return refuse(
         Code.COORDINATOR_UNREACHABLE,
-        f"{server}: {cause or 'no answer'}",
+        f"{server}: {str(cause) or 'no answer'}",
         "the region's dashboard",
         "start the coordinator with a --dashboard that this machine reaches, or forward that port",
     )
