@@ -374,7 +374,7 @@ def test_the_members_of_what_is_temporary_end_with_a_supervisor_that_is_killed(t
         control.ask({"op": "start", "name": "plain-cpu"})
         (row,) = (each for each in control.status() if each["role"] == "supervisor")
         member = psutil.Process(row["pid"])
-        assert member.cmdline() == ["sleep", "3600"]
+        wait_until(lambda: member.cmdline() == ["sleep", "3600"], 30.0, "it to have become its program")
         supervisor.kill()
         wait_until(lambda: has_ended(member), 30.0, "the member to end")
     finally:
