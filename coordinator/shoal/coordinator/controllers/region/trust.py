@@ -34,6 +34,7 @@ SHARED_SERIALS_MOST: Final = 500
 """Revoked gateways sent to other regions at most, because messages to them have a size limit."""
 TICK_S: Final = Seconds(1.0)
 KEEP_CHOICES: Final = ("running", "none")
+_NEXT_CA: Final = "trust in the next CA"
 OVERDUE_FRACTION: Final = 1 / 6
 """A certificate with less than this fraction of its lifetime left is overdue: renewal is due when a third is left."""
 
@@ -263,7 +264,7 @@ class TrustController:
         nodes = [state for state in self._region.fleet.fleet.nodes.values() if _blocks_rotation(state)]
         people = await self._people()
         laggards = await self._laggards(nodes, people)
-        members = len(nodes) + len(people) + (self._broker is not None) + (not self._is_listed())
+        members = len(nodes) + len(people) + (self._broker is not None) + len(self._federation_laggards())
         return Rotation(authority.stage, authority.since, authority.infos(), laggards, members)
 
     async def rotate(self, stage: str, actor: str) -> None:
@@ -301,13 +302,8 @@ class TrustController:
         found = []
         if authority.stage == "trust":
             wanted = set(authority.fingerprints)
-            lacks = "trust in the next CA"
-            found = [self._laggard(state, lacks) for state in nodes if not wanted <= {*state.roots}]
-            # It would take no call with a certificate of a CA that it does not know, not the one that tells of the CA.
-            if not self._is_listed():
-                found.append(
-                    Laggard(uri_of(self._region.config.name, Role.FEDERATION, "federation"), lacks, False, Wall(0.0))
-                )
+            found = [self._laggard(state, _NEXT_CA) for state in nodes if not wanted <= {*state.roots}]
+            found += self._federation_laggards()
         elif authority.stage == "issue":
             lacks = "a certificate of the CA that issues"
             for state in nodes:
@@ -318,6 +314,13 @@ class TrustController:
                     found.append(Laggard(record.uri, lacks, False, record.not_after))
             found += await self._broker_laggards()
         return tuple(sorted(found, key=lambda each: each.uri))
+
+    def _federation_laggards(self) -> list[Laggard]:
+        """The federation would take no call with a certificate of a CA that it does not know, not even the one that
+        tells of the CA."""
+        if self._authority.stage != "trust" or self._is_listed():
+            return []
+        return [Laggard(uri_of(self._region.config.name, Role.FEDERATION, "federation"), _NEXT_CA, False, Wall(0.0))]
 
     async def _broker_laggards(self) -> list[Laggard]:
         """A broker gets its files from an operator: without new ones, nodes would no longer trust it."""
