@@ -11,8 +11,10 @@ T = TypeVar("T")
 
 
 def dump(value: object) -> bytes:
-    plain = _adapter(type(value)).dump_python(value, mode="json")
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return _encode(_adapter(type(value)).dump_python(value, mode="json")).encode()
+
+
+_encode: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def load(kind: type[T], data: bytes) -> T:

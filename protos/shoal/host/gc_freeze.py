@@ -7,6 +7,8 @@ times in two minutes at 380 requests/s (measured). No request progressed meanwhi
 
 import asyncio
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from shoal.host import memory
@@ -38,6 +40,19 @@ def search_after(count: int) -> None:
     """Searches the youngest objects for cycles once `count` more were made than freed; Python does after 700. What is
     under way in a process that serves a thousand requests at once is no garbage, but each search visits it."""
     gc.set_threshold(count, *gc.get_threshold()[1:])
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Searches for no cycles meanwhile: for work that allocates much of which nothing is garbage, and that somebody
+    waits for. The search comes after it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 async def collect_regularly(

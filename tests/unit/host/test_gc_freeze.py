@@ -140,3 +140,13 @@ async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much(monkeypat
         await until(lambda: garbage() is None, 30.0, "it to be freed")
     finally:
         collecting.cancel()
+
+
+def test_nothing_is_searched_while_it_is_paused() -> None:
+    before = gc.isenabled()
+    with gc_freeze.paused():
+        assert not gc.isenabled()
+        with gc_freeze.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled() is before

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from shoal.coordinator.ports import StaleRevision
+from shoal.host import gc_freeze
 from shoal.types.codes import Code, ShoalError, refuse
 
 ATTEMPTS: Final = 3
@@ -68,7 +69,8 @@ class TransitionRunner(Generic[K, W]):
         """
         for _ in range(ATTEMPTS):
             await self.reload(key)
-            transition = step()
+            with gc_freeze.paused():
+                transition = step()
             revision = 0
             if transition.writes is not None:
                 try:

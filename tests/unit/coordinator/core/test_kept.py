@@ -243,6 +243,22 @@ def follow(seed: int, chance: Choices, region: CoreRegion) -> None:
     for _ in range(12):
         chance.choice(EVENTS)(region, chance)
         region.run(chance.choice((0.5, 1.0, 4.0)))
+        check_searches(region.kept.columns)
+
+
+def check_searches(columns: DeviceColumns) -> None:
+    """What searches keep of all devices is what one would find that begins now."""
+    for request in [*columns._searches]:
+        table = columns._tables.get(request)
+        known = {each.variant for each in request.models} <= columns._models.keys()
+        where = request.require.where
+        if table is None or not known or (where and where not in columns._selectors):
+            continue
+        selector = columns._selectors[where] if where else None
+        anew = columns.copy()
+        of_models = anew._tables[request].figures if request in anew._tables else table.figures
+        expected = anew._scores(request, of_models, anew._selectors[where] if where else None)
+        np.testing.assert_array_equal(columns._scores(request, table.figures, selector), expected)
 
 
 def test_a_region_at_rest_decides_about_nothing_and_one_event_about_its_own() -> None:
@@ -464,6 +480,31 @@ def test_an_audit_refutes_that_no_device_can_take_what_some_can() -> None:
     again = decide(world, NO_MIGRATIONS, now, wall, region.kept)
     assert again.is_whole
     assert again.refuted == ()
+
+
+def test_a_search_looks_at_devices_again_that_are_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = list[int]()
+    scores_of = DeviceColumns._scores_of
+
+    def count(columns: DeviceColumns, figures: Any, selector: Any, rows: Any) -> Any:
+        looked_at.append(len(rows))
+        return scores_of(columns, figures, selector, rows)
+
+    monkeypatch.setattr(DeviceColumns, "_scores_of", count)
+    region, columns = region_of(NODES), DeviceColumns()
+    some = intent("w", tenant="shop")
+    inputs = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    columns.update(inputs, inputs.measured, ())
+
+    def search() -> list[str]:
+        found = columns.places(Scope(inputs), some, some.require, some.limits, NO_ALLOCATIONS, ())
+        return [f"{state.name}/{at.name}" for _, state, at in found]
+
+    first = search()
+    assert first == search()
+    columns.touch(["n1", "n2"])
+    assert first == search()
+    assert looked_at == [64, 3], "of two nodes three devices; rows are made for 64 at once"
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

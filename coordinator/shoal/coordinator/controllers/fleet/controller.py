@@ -136,6 +136,10 @@ class FleetController:
                 self._noted = self._noted.delete(name)
                 self.changed_nodes.add(name)
 
+    def state_of(self, node: str) -> NodeState | None:
+        """As `fleet.nodes` has it, without merging the others that were heard since."""
+        return self._fresh_states.get(node) or self._fleet.nodes.get(node)
+
     @property
     def decision_fleet(self) -> Fleet:
         """The fleet as decisions are based on it: each node as of its last change that may change one."""
@@ -233,7 +237,7 @@ class FleetController:
         )
 
     def on_status(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
-        before = self._fresh_states.get(node) or self._fleet.nodes.get(node)
+        before = self.state_of(node)
         only_this_node = Fleet({node: before} if before is not None else {})
         fleet, refusals = merge_status(only_this_node, node, epoch, status, self._clock.now(), self._clock.wall())
         after = fleet.nodes.get(node)

@@ -159,8 +159,7 @@ class DocumentsController:
             plan = await compute(lambda: place(inputs, explain=True))
         else:
             changed = _changed_workloads(self.catalog, catalog)
-            devices = sum(len(state.node.devices) for state in self._workloads.fleet.nodes.values())
-            explain = changed if len(changed) * devices <= candidates else False
+            explain = changed if self._has_at_most(candidates // max(1, len(changed))) else False
             asked = await self._workloads.next_placement(catalog)
             plan = await compute(lambda: asked.plan(explain))
         self._remember_plan(plan)
@@ -247,6 +246,15 @@ class DocumentsController:
             else:
                 self._revisions.pop(stored_at, None)
         return revision
+
+    def _has_at_most(self, devices: int) -> bool:
+        """Whether the region has no more devices; they are counted as far as that matters."""
+        counted = 0
+        for state in self._workloads.fleet.nodes.values():
+            counted += len(state.node.devices)
+            if counted > devices:
+                return False
+        return True
 
     def _remember_plan(self, plan: PlacementPlan) -> None:
         self._plans.pop(plan.hash, None)

@@ -13,9 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.coordinator import codec
+from shoal.coordinator.core.workloads.changed import same_ends
 from shoal.coordinator.ports import StoreRecord
 from shoal.types.assignment import DesiredSet, Forwarding, Front, Version
 from shoal.types.route import Route
@@ -80,6 +81,24 @@ class _Written:
     forwarding: Forwarding | None
 
 
+class _WrittenBlock(NamedTuple):
+    """What was written of the routes of a block."""
+
+    routes: tuple[Route, ...]
+    # Of each, in order.
+    texts: list[bytes]
+
+
+class _WrittenFronts(NamedTuple):
+    """What was written of the fronts that gateways list."""
+
+    fronts: tuple[Front, ...]
+    # Of each, in order.
+    texts: list[bytes]
+    # The same, with commas between them.
+    joined: bytes
+
+
 class DesiredSetRecords:
     """Writes what changed of each set. It keeps which routes are in which record, and no text."""
 
@@ -91,11 +110,11 @@ class DesiredSetRecords:
         """By node: the last set that was to be written, and the records of a large set that there are with it."""
         self._fronts: dict[str, tuple[Front, bytes]] = {}
         """By name: what was written of a front that forwards nothing. A gateway's set lists all nodes that serve."""
-        self._joined: tuple[tuple[Front, ...], bytes] = (), b""
-        """The fronts that were written last, and their text: all gateways list the same ones."""
-        self._routes: dict[str, dict[int, dict[int, tuple[Route, bytes]]]] = {}
-        """By node and number of a block: what was written of its routes, by their identity. It takes a few hundred
-        bytes a route; to write a block of 500 anew takes milliseconds of the region's loop."""
+        self._joined = _WrittenFronts((), [], b"")
+        """The fronts that were written last: all gateways list the same ones."""
+        self._routes: dict[str, dict[int, _WrittenBlock]] = {}
+        """By node and number of a block: what was written of its routes. It takes a few hundred bytes a route; to write
+        a block of 500 anew takes milliseconds of the region's loop."""
 
     def load(self, sets: Iterable[StoreRecord], parts: Iterable[StoreRecord]) -> dict[str, DesiredSet]:
         """All sets, by node. sets, parts: records below DESIRED and LARGE. Raises ShoalError(STATE_CORRUPT)."""
@@ -178,22 +197,31 @@ class DesiredSetRecords:
         self._stored[node], self._last[node] = wanted | gone, (desired.version, wanted)
         return SetWrites(puts, tuple(sorted(gone)))
 
-    def _block_text(self, node: str, number: int, routes: Sequence[Route]) -> bytes:
+    def _block_text(self, node: str, number: int, routes: tuple[Route, ...]) -> bytes:
         """A RouteBlock as `codec.dump` writes it."""
-        known = self._routes[node].get(number, {})
-        found = {id(each): known.get(id(each)) or (each, codec.dump(each)) for each in routes}
-        self._routes[node][number] = found
-        return b'{"routes":[' + b",".join([text for _, text in found.values()]) + b"]}"
+        known = self._routes[node].get(number) or _WrittenBlock((), [])
+        start, end = same_ends(known.routes, routes)
+        middle = slice(start, len(known.routes) - end)
+        texts = {id(each): text for each, text in zip(known.routes[middle], known.texts[middle], strict=True)}
+        news = [texts.get(id(each)) or codec.dump(each) for each in routes[start : len(routes) - end]]
+        known.texts[middle] = news
+        self._routes[node][number] = _WrittenBlock(routes, known.texts)
+        return b'{"routes":[' + b",".join(known.texts) + b"]}"
 
     def _forwarding_text(self, forwarding: Forwarding) -> bytes:
         """As `codec.dump` writes it."""
-        if self._joined[0] is not forwarding.fronts:
-            self._joined = forwarding.fronts, b",".join([self._front_text(each) for each in forwarding.fronts])
+        fronts, before = forwarding.fronts, self._joined
+        if before.fronts is not fronts:
+            start, end = same_ends(before.fronts, fronts)
+            news = [self._front_text(each) for each in fronts[start : len(fronts) - end]]
+            texts = before.texts
+            texts[start : len(before.fronts) - end] = news
+            self._joined = _WrittenFronts(fronts, texts, b",".join(texts))
         return (
             b'{"enters":'
             + json.dumps(forwarding.enters, separators=(",", ":")).encode()
             + b',"fronts":['
-            + self._joined[1]
+            + self._joined.joined
             + b"]}"
         )
 

@@ -36,7 +36,7 @@ class DesiredSetSender:
         looked_at, self._fleet.unconfirmed = self._fleet.unconfirmed | self._fleet.unsent | self._behind, set()
         self._behind = set()
         for node in sorted(looked_at):
-            state, desired = self._fleet.fleet.nodes.get(node), stored.get(node)
+            state, desired = self._fleet.state_of(node), stored.get(node)
             if state is None or desired is None or not (state.connected and state.sequence > 0):
                 continue
             if state.version != desired.version:
@@ -47,6 +47,6 @@ class DesiredSetSender:
                 await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
 
     def _is_overdue(self, state: NodeState, desired: DesiredSet) -> bool:
-        resend_s = RESEND_HEARTBEATS * self._fleet.fleet.timing.heartbeat_s
+        resend_s = RESEND_HEARTBEATS * self._fleet.decision_fleet.timing.heartbeat_s
         sent_at = self._sent_at.get(state.name)
         return state.version != desired.version and (sent_at is None or self._clock.now() - sent_at >= resend_s)

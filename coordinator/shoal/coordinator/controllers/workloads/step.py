@@ -44,11 +44,12 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.audit import differences
-from shoal.coordinator.core.workloads.decide import NextPlacement, inputs_of, next_placement, timing
+from shoal.coordinator.core.workloads.decide import NextPlacement, inputs_of, next_placement
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
 from shoal.coordinator.core.workloads.kept import KeptDecisions
+from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
 from shoal.coordinator.core.workloads.model import (
     Decision,
     DelegatedWorkload,
@@ -76,7 +77,7 @@ AUDITED_PER_STEP: Final = 4
 """Settled workloads that a step decides about again. A region at rest takes a step every 2 s, so that 10,000 workloads
 take 84 minutes."""
 AUDITED_PER_SEARCH: Final = 1
-"""Nodes of which a search for a place checks what columns say."""
+"""Nodes of which a search for a place checks what columns say, of the first few of a step."""
 RECONNECT_S: Final = 5.0
 """All agents reconnect within this time (`reconnect_after` of the agent)."""
 
@@ -147,6 +148,7 @@ class WorkloadsController:
         self._written_at: dict[str, Elapsed] = {}
         self._kept = KeptDecisions(AUDITED_PER_STEP, AUDITED_PER_SEARCH)
         self._counts = WantedReplicas()
+        self._liveness_rules = LivenessRules()
         self._pace = StepPace()
         self._contents: dict[str, DesiredContent] = {}
         """The content of each desired set."""
@@ -192,7 +194,7 @@ class WorkloadsController:
         self.catalog = catalog if catalog.guests == guests else catalog.with_changes(guests=guests)
         self._count_replicas(None)
         self.signatures = self.catalog.signatures(self._region, verify_bundle)
-        self._fleet.fleet = with_timing(self._fleet.fleet, timing(self.intents), self._clock.now())
+        self._fleet.fleet = with_timing(self._fleet.fleet, self._liveness_rules.timing(self.intents), self._clock.now())
         self._on_change()
 
     def _count_replicas(self, changed: Iterable[str] | None) -> None:
@@ -321,6 +323,7 @@ class WorkloadsController:
             if not self._awaits_nodes():
                 await self.transitions.run(self._step)
                 await self._sender.send(self.desired)
+                await self._clock.sleep(Seconds(0.0))  # heartbeats have their turn
                 self._kept.learn(self._memory)
 
     def prepare(self) -> None:
@@ -602,7 +605,7 @@ class WorkloadsController:
         """As `region_state`, for one step: without the list of documents, and with what this controller goes on to
         change."""
         fleet = self._fleet.decision_fleet
-        intents = self.intents if catalog is self.catalog else self._counted(catalog, WantedReplicas())
+        intents = self.intents if catalog is self.catalog else self._counted(catalog, self._counts.for_others())
         signals = self._signals(catalog)
         return RegionState(
             region=catalog.facts(self._region, signals),

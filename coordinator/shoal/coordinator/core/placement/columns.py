@@ -57,6 +57,11 @@ MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
 """Models, and selectors, of which a column is kept: 8 bytes and one byte for each device."""
+MOST_AUDITED: Final = 8
+"""Searches between two updates that check what columns say, the first ones: what one of them checks takes a quarter as
+long as the search, and a step about hundreds of workloads would check as many nodes."""
+MOST_SEARCHES: Final = 32
+"""Requests of which the objective of each device is kept: 8 bytes for each device and model."""
 MOST_DOUBTED: Final = 8
 """Devices of those where a request that nothing can take is feasible by columns, at which an audit looks."""
 NONE: Final = -1
@@ -278,6 +283,8 @@ class _Figures:
         """Whose kinds these are."""
         self.version = -1
         """Of the model, when all kinds were judged that had a row."""
+        self.changes = 0
+        """Grows when a kind is judged."""
         self.residuals: object = None
         """From what the figures of kinds that were not measured are learnt."""
         self.judged: Flags = np.zeros(0, dtype=np.bool_)
@@ -312,6 +319,24 @@ class _Figures:
         self.samples += [None] * (kinds - len(self.samples))
         for name in _FIGURES:
             setattr(self, name, _longer(getattr(self, name), kinds))
+
+
+class _Search:
+    """The objectives that one request finds on all devices, where one more replica fits."""
+
+    def __init__(self) -> None:
+        self.basis: tuple[object, ...] = ()
+        """What columns and figures they were computed from, as they were then."""
+        self.stamps: tuple[int, ...] = ()
+        """How many rows there were, and how often each of the figures had changed."""
+        self.position = 0
+        """Up to where changes of rows were taken over, as `DeviceColumns` counts them."""
+        self.scores: Floats = np.zeros(0)
+        """By model and row; inf: it does not fit there."""
+
+    def is_of(self, basis: tuple[object, ...], stamps: tuple[int, ...]) -> bool:
+        is_same = self.stamps == stamps and len(self.basis) == len(basis)
+        return is_same and all(one is other for one, other in zip(self.basis, basis, strict=True))
 
 
 class _Turn:
@@ -350,8 +375,11 @@ class DeviceColumns:
     """
 
     def __init__(self, audited_per_search: int = 0) -> None:
-        """audited_per_search: nodes of which each search checks what columns say, in turn."""
+        """audited_per_search: nodes of which each search checks what columns say, in turn; between two updates, of the
+        first MOST_AUDITED searches."""
         self._audited_per_search = audited_per_search
+        self._audits = 0
+        """Searches since the last update that did."""
         self._audit_turn, self._doubt_turn = _Turn(), _Turn()
         self._doubted: Sequence[str] = ()
         """Nodes whose turn it is to be looked at for each request that no device can take."""
@@ -393,6 +421,12 @@ class DeviceColumns:
         """Of the last update."""
         self._version = 0
         """Grows when a node comes, goes or is another by more than what its replicas and figures are."""
+        self._searches: dict[Request, _Search] = {}
+        """Of the requests that were searched for last, the newest last."""
+        self._changed_rows: list[int] = []
+        """Rows of which something is another that a search reads, one after the other."""
+        self._changed_from = 0
+        """How many of these are not listed any more."""
         self._touched: set[str] = set()
         self._marked: set[str] = set()
         self._is_all_marked = True
@@ -426,6 +460,7 @@ class DeviceColumns:
             for request, known in self._nowhere.items()
         }
         found._touched, found._marked, found._asked = {*self._touched}, {*self._marked}, {}
+        found._searches, found._changed_rows = {}, [*self._changed_rows]
         return found
 
     # -- what changed ------------------------------------------------------------------------------------------------
@@ -442,7 +477,7 @@ class DeviceColumns:
     def update(self, inputs: Inputs, was_measured: Mapping[Trial, object], remeasured: Collection[str]) -> None:
         """Takes over the nodes that are marked. was_measured: measurements of models before those of the inputs.
         remeasured: nodes with others since."""
-        shared, scope, self.is_audited = _shared(inputs), Scope(inputs), False
+        shared, scope, self.is_audited, self._audits = _shared(inputs), Scope(inputs), False, 0
         if self._shared != shared:
             self._forget()
         if self._measured is not was_measured:
@@ -462,6 +497,9 @@ class DeviceColumns:
                 self._put(scope, before, after, is_remeasured=name in remeasured)
             elif after is None and before is not None:
                 self._remove(before)
+        if len(self._changed_rows) > len(self._slots):
+            self._changed_from += len(self._changed_rows)
+            self._changed_rows.clear()
         if self._is_all_marked:
             self._touched.update(self._states)
         self._marked, self._is_all_marked = set(), False
@@ -473,8 +511,9 @@ class DeviceColumns:
     def audit(self, scope: Scope, allocations: Allocations, where: str) -> None:
         """Checks what columns say of some nodes, in turn: of what is taken of them, and by this selector."""
         self.is_audited = True
-        if not self._audited_per_search:
+        if not self._audited_per_search or self._audits >= MOST_AUDITED:
             return
+        self._audits += 1
         self._refresh(allocations)
         names = self._audit_turn.take(scope.inputs.fleet.nodes, self._audited_per_search)
         self.refuted |= {name for name in names if not self._agrees(scope, allocations, where, name)}
@@ -609,6 +648,7 @@ class DeviceColumns:
             known = self._rows.get(slot)
             row = self._new_row(slot) if known is None else known
             self._devices[row] = device
+            self._changed_rows.append(row)
             self._open[row] = not (closed or does_not_answer(state, device))
             self._sleeps[row] = scope.may_sleep(device)
             receipt = state.receipts.get(device.name)
@@ -629,6 +669,7 @@ class DeviceColumns:
             if device.name not in but and slot in self._rows:
                 row = self._rows.pop(slot)
                 self._slots[row], self._devices[row], self._open[row] = None, None, False
+                self._changed_rows.append(row)
                 self._free.append(row)
                 for model in self._models.values():
                     model.put(row, None)
@@ -685,31 +726,63 @@ class DeviceColumns:
 
         The request is uniform (`is_uniform`). allocations: without this workload. known: where its replicas run."""
         self._refresh(allocations)
-        found = list[Floats]()
-        asleep = self._sleeps & ~self._occupied
-        quota = scope.inputs.quotas.get(intent.key.tenant)
-        usage = allocations.usage(intent.key.tenant)
-        most = np.inf if quota is None or quota.memory is None else quota.memory - usage.memory
-        of_models = self.figures(scope, intent, require, limits)
-        for each in of_models:
-            fits = each.feasible & (each.memory <= self._admissible) & (each.memory <= most)
-            fits &= (each.busy <= 0) | (self._booked + each.busy <= UTILISATION_MOST)
-            scores = np.where(fits, np.where(asleep, each.asleep, each.awake), np.inf)
-            for option, objective in known:
-                if option.model.variant == each.model.variant and (row := self._rows.get(option.slot)) is not None:
-                    scores[row] = objective
-            found.append(scores)
-        if not found:
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        if not (models and self._rows):
             return
-        models = [each.model for each in of_models]
-        rows, seed, name = len(self._slots), scope.inputs.seed, str(intent.key)
+        selector = self._selector(scope, require.where) if require.where else None
+        request = _request(scope.inputs, intent, require, limits, models)
+        of_models = self._judged(scope, intent, require, limits, models)
+        scores, rows = self._scores(request, of_models, selector), len(self._slots)
+        quota = scope.inputs.quotas.get(intent.key.tenant)
+        if known or (quota is not None and quota.memory is not None):
+            scores = scores.copy()  # what is of this workload alone
+        if quota is not None and quota.memory is not None:
+            most = quota.memory - allocations.usage(intent.key.tenant).memory
+            for at, each in enumerate(of_models):
+                scores[at * rows : (at + 1) * rows][each.memory[each.model.kinds] > most] = np.inf
+        for option, objective in known:
+            row = self._rows.get(option.slot)
+            for at, model in enumerate(models):
+                if row is not None and option.model.variant == model.variant:
+                    scores[at * rows + row] = objective
+        seed, name = scope.inputs.seed, str(intent.key)
         variants = np.array([variant_number(each.variant) for each in models], dtype=np.uint64)
 
         def order_of(equals: Ints) -> Numbers:
             return tie_breaks(seed, name, self._places[equals % rows] ^ variants[equals // rows])
 
-        for at in _best_first(np.concatenate(found), order_of):
+        for at in _best_first(scores, order_of):
             yield (models[at // rows], *self._place(at % rows))
+
+    def _scores(self, request: Request, of_models: Sequence[_Figures], selector: _Selector | None) -> Floats:
+        """As `_Search` has them, for what is taken now. Not to be changed; computed again for rows that are others."""
+        rows, basis = len(self._slots), (selector, *of_models)
+        stamps = (rows, *(each.changes for each in of_models))
+        end = self._changed_from + len(self._changed_rows)
+        search = self._searches.pop(request, None) or _Search()
+        _make_room(self._searches, MOST_SEARCHES)
+        self._searches[request] = search
+        changed = None
+        if search.is_of(basis, stamps) and search.position >= self._changed_from:
+            changed = np.unique(np.array(self._changed_rows[search.position - self._changed_from :], dtype=np.int64))
+        if changed is None or 2 * len(changed) > rows:
+            search.scores = np.concatenate([self._scores_of(each, selector, np.arange(rows)) for each in of_models])
+        elif len(changed):
+            for at, each in enumerate(of_models):
+                search.scores[at * rows + changed] = self._scores_of(each, selector, changed)
+        search.basis, search.stamps, search.position = basis, stamps, end
+        return search.scores
+
+    def _scores_of(self, figures: _Figures, selector: _Selector | None, rows: Ints) -> Floats:
+        """Of one model on these rows."""
+        kinds = figures.model.kinds[rows]
+        memory, busy = figures.memory[kinds], figures.busy[kinds]
+        fits = self._open[rows] & figures.feasible[kinds] & (memory <= self._admissible[rows])
+        fits &= (busy <= 0) | (self._booked[rows] + busy <= UTILISATION_MOST)
+        if selector is not None:
+            fits &= selector.admits[rows]
+        asleep = self._sleeps[rows] & ~self._occupied[rows]
+        return np.where(fits, np.where(asleep, figures.asleep[kinds], figures.awake[kinds]), np.inf)
 
     def figures(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> Sequence[ModelFigures]:
         """What the workload finds on each device with each of its models, whatever else is placed; of a uniform
@@ -880,6 +953,7 @@ class DeviceColumns:
                 assert state is not None
                 slot = Slot(name, device.name)
                 row = self._rows[slot]
+                self._changed_rows.append(row)
                 self._admissible[row] = admissible_bytes(device, state, allocations.memory_of(state, device))
                 self._booked[row] = allocations.time_of(state, device)
                 self._occupied[row] = bool(allocations.occupants.get(slot))
@@ -898,6 +972,7 @@ class DeviceColumns:
             known = self._selectors[where] = _Selector(self._rows.values())
             known.grow(len(self._slots))
         rows = [*islice(known.unknown, most)]
+        self._changed_rows += rows
         for row in rows:
             if self._slots[row] is None:
                 del known.unknown[row]  # it has no device any more
@@ -918,6 +993,7 @@ class DeviceColumns:
             _make_room(self._models, MOST_COLUMNS)
             known = self._models[variant] = _Model(len(self._slots), self._rows.values())
         rows = [*islice(known.unknown, most)]
+        self._changed_rows += rows
         for row in rows:
             slot = self._slots[row]
             known.put(row, None if slot is None else self._kind_key(variant, row, slot))
@@ -980,6 +1056,7 @@ class DeviceColumns:
                 for is_alone in (False, True)
             ]
             figures.judged[kind] = True
+            figures.changes += 1
             figures.feasible[kind] = all(fault.constraint is Constraint.NODE for fault in faults)
             figures.samples[kind] = option if figures.feasible[kind] else None
             figures.awake[kind], figures.asleep[kind] = objectives(values, intent.weights)
@@ -998,6 +1075,7 @@ def _best_first(scores: Floats, order_of: Callable[[Ints], Numbers]) -> Iterator
         # Mostly the first one is taken, so the others are put in order only where it is not.
         yield int(equals[order.argmin()])
         yield from equals[order.argsort(kind="stable")[1:]].tolist()
+        scores = scores.copy()
         scores[equals] = np.inf
 
 

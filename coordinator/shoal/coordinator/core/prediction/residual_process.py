@@ -14,6 +14,7 @@ from shoal.coordinator.core.prediction.residuals import MOST_RATIO, Residual
 from shoal.coordinator.core.prediction.shared_covariance import (
     Assumption,
     Common,
+    CommonWith,
     assumptions,
     common,
     covariance,
@@ -103,7 +104,7 @@ class ResidualProcess:
         assumption, factors, _, seen, inverse, scale = self._solution
         kinds = _kinds([asked], one, factors)
         own = float(covariance(assumption, itself, kinds.shares, kinds.shares)[0, 0])
-        shared = common([asked], self._seen)
+        shared = self._common_with_seen.of(asked)
         across = covariance(assumption, shared, kinds.shares, seen.shares)[0]
         solved = inverse @ (np.where(shared.model[0] > 0, self._values, self._bounded) - seen.offsets)
         middle = self._mean + float(kinds.offsets[0] + across @ solved)
@@ -112,6 +113,10 @@ class ResidualProcess:
         least = NORMAL_QUANTILE * math.sqrt(scale * noise)
         half = max(self._quantiles[self.basis(asked)] * math.sqrt(variance), least)
         return Interval(middle - half, middle, middle + half)
+
+    @cached_property
+    def _common_with_seen(self) -> CommonWith:
+        return CommonWith(self._seen)
 
     def basis(self, asked: Residual) -> Basis:
         """What an estimate is learnt from."""

@@ -1,6 +1,6 @@
 """By how much measurements of models on devices are alike: what they have in common, times its variance."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 from shoal.coordinator.core.prediction.groups import number_keys
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
-from shoal.coordinator.core.prediction.transfer.known import Floats
+from shoal.coordinator.core.prediction.transfer.known import Floats, Indices
 
 _REACH: Final = 0.3
 """Over which shares of the seconds two models are alike: a third of the time in other operators."""
@@ -53,6 +53,41 @@ def common(one: Sequence[Residual], other: Sequence[Residual]) -> Common:
         same(lambda each: each.model),
         apart,
     )
+
+
+class CommonWith:
+    """What questions have in common with measurements that stay the same: as `common([asked], seen)`, without a look at
+    each of these again."""
+
+    def __init__(self, seen: Sequence[Residual]) -> None:
+        self._mixes = mixes(seen)
+        self._squares = (self._mixes**2).sum(1)
+        self._none = np.zeros(len(seen))
+        self._providers = _where(each.device_class.provider for each in seen)
+        self._classes = _where(each.device_class for each in seen)
+        self._models = _where(each.model for each in seen)
+
+    def of(self, asked: Residual) -> Common:
+        one = mixes([asked])
+        apart: Floats = np.maximum((one**2).sum(1)[:, None] + self._squares - 2 * one @ self._mixes.T, 0.0)
+        return Common(
+            self._providers.get(asked.device_class.provider, self._none)[None],
+            self._classes.get(asked.device_class, self._none)[None],
+            self._models.get(asked.model, self._none)[None],
+            apart,
+        )
+
+
+def _where(keys: Iterable[Hashable]) -> dict[Hashable, Floats]:
+    """By key: 1 where it stands, else 0."""
+    numbers = number_keys(known := [*keys])
+    return {known[at]: (numbers == number).astype(np.float64) for number, at in enumerate(_firsts(numbers))}
+
+
+def _firsts(numbers: Indices) -> list[int]:
+    """Where each number from 0 on stands first."""
+    found: list[int] = np.unique(numbers, return_index=True)[1].tolist()
+    return found
 
 
 def mixes(of: Sequence[Residual]) -> Floats:

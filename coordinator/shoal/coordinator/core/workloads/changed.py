@@ -13,15 +13,21 @@ def difference(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[Sequence[T]
     """What is only in the second, and what is only in the first. Others are the same objects, or equal."""
     if after is before:
         return (), ()
+    start, end = same_ends(before, after)
+    left, came = before[start : len(before) - end], after[start : len(after) - end]
+    known, now = set(map(id, left)), set(map(id, came))
+    return [each for each in came if id(each) not in known], [each for each in left if id(each) not in now]
+
+
+def same_ends(before: tuple[T, ...], after: tuple[T, ...]) -> tuple[int, int]:
+    """How many values are the same at the start of both, and how many at their ends, in multiples of STRIDE."""
     least = min(len(before), len(after))
     start = end = 0
     while start + STRIDE <= least and before[start : start + STRIDE] == after[start : start + STRIDE]:
         start += STRIDE
     while start + end + STRIDE <= least and _from_end(before, end) == _from_end(after, end):
         end += STRIDE
-    left, came = before[start : len(before) - end], after[start : len(after) - end]
-    known, now = set(map(id, left)), set(map(id, came))
-    return [each for each in came if id(each) not in known], [each for each in left if id(each) not in now]
+    return start, end
 
 
 def _from_end(values: tuple[T, ...], end: int) -> tuple[T, ...]:

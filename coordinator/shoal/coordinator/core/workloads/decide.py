@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from immutables import Map
 
-from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.placement.allocations import NOTHING_STANDS, StandingReplicas
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.model import Inputs, PlacementPlan
@@ -68,8 +68,8 @@ from shoal.coordinator.core.workloads.warm_ups import remember_warm_ups
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
 from shoal.types.tenant import TenantLimit
-from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent, PartitionRule, WorkloadKey
+from shoal.types.units import Elapsed, Wall
+from shoal.types.workload import Intent, WorkloadKey
 
 T = TypeVar("T")
 REFUTED: Final = "decided again, it comes out otherwise though nothing that should matter changed: a defect of Shoal"
@@ -302,16 +302,6 @@ def _inputs_of(
         moves=migrations.moves,
         blocked=migrations.blocked,
         move_overheads=migrations.overheads,
-    )
-
-
-def timing(intents: tuple[Intent, ...]) -> LivenessTiming:
-    """The shortest heartbeat and loss time that any workload's `partition` rule asks for; the defaults without
-    workloads."""
-    rules = [intent.partition for intent in intents] or [PartitionRule()]
-    return LivenessTiming(
-        Seconds(min(rule.heartbeat_s for rule in rules)),
-        Seconds(min(rule.lost_after_s for rule in rules)),
     )
 
 

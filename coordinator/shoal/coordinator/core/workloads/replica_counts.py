@@ -35,6 +35,13 @@ class WantedReplicas:
         self._deferred = frozenset[str]()
         self._region: Mapping[str, object] = {}
 
+    def for_others(self) -> "WantedReplicas":
+        """For intents of which most are the same. Where none has `per`, only the others are looked at."""
+        found = WantedReplicas()
+        if not self._per:
+            found._intents = self._intents
+        return found
+
     def count(
         self,
         intents: tuple[Intent, ...],

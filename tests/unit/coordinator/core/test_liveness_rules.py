@@ -1,0 +1,28 @@
+"""How silence is judged follows the workloads, and is what a look at all of them says."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.builders.coordinator_core import intent
+from shoal.coordinator.core.fleet.state import LivenessTiming
+from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
+from shoal.types.units import Seconds
+from shoal.types.workload import Intent, PartitionRule
+
+
+def asking(name: str, heartbeat_s: float, lost_after_s: float) -> Intent:
+    return replace(intent(name), partition=PartitionRule(Seconds(heartbeat_s), Seconds(lost_after_s)))
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from((0.5, 1.0, 5.0)), st.sampled_from((2.0, 10.0, 60.0))), max_size=4)))
+def test_the_shortest_times_count_of_those_that_are_there(steps: list[list[tuple[float, float]]]) -> None:
+    rules = LivenessRules()
+    for asked in steps:
+        intents = tuple(asking(f"w{at}", *each) for at, each in enumerate(asked))
+        shortest = LivenessTiming(
+            Seconds(min((heartbeat for heartbeat, _ in asked), default=PartitionRule().heartbeat_s)),
+            Seconds(min((lost for _, lost in asked), default=PartitionRule().lost_after_s)),
+        )
+        assert rules.timing(intents) == rules.timing(intents) == shortest
