@@ -244,6 +244,22 @@ def test_warm_ups_of_nodes_that_are_gone_go_first() -> None:
     assert gone[0] in found.measured
 
 
+def test_what_the_region_learns_from_is_kept() -> None:
+    """Also of nodes that are gone: there are few of a kind, and each other one of it would be learnt from again."""
+    region = region_of()
+    region.run(5)
+    (learnt,) = region.memory.residuals.values()
+    here = Trial(DIGEST, "a", "cpu0")
+    gone = [Trial(DIGEST, f"z{number:05}", "cpu0") for number in range(MOST_WARM_UPS + 1)]
+    measured, residuals = Map(dict.fromkeys((*gone, here), warm())), Map({here: learnt, gone[-1]: learnt})
+    memory = ReconcilerMemory(measured=measured, residuals=residuals)
+    found = remember_afresh(replace(region.world(), memory=memory), (), {})
+    assert len(found.measured) == MOST_WARM_UPS - MOST_WARM_UPS // 8
+    assert {*found.residuals} == {here, gone[-1]}
+    assert {*found.measured} >= {here, gone[-1], gone[0]}
+    assert gone[-2] not in found.measured
+
+
 def test_the_region_learns_from_a_few_measurements_of_a_kind_and_from_what_differs() -> None:
     region = CoreRegion(*(node(f"n{at:02}") for at in range(MOST_OF_A_KIND + 4)))
     region.intents = (intent(replicas=len(region.agents)),)

@@ -23,7 +23,9 @@ two devices of a class differ by 7 % (`region_residuals`); another one teaches s
 FAR: Final = 0.14
 """Twice that 7 %: by so much a measurement has to differ from the median of its kind to replace another one."""
 MOST_WARM_UPS: Final = 4096
-"""Kept: about 1 KiB of the store each. Beyond, those of nodes that are gone are dropped first."""
+"""Kept: about 1 KiB of the store each. Beyond, those that the region does not learn from are dropped first, of these
+those of nodes that are gone. Otherwise a region with more trials would forget what it learnt and learn it again, all
+the time: each time all predictions are made anew."""
 
 
 class WarmUps(NamedTuple):
@@ -116,7 +118,8 @@ def remember_warm_ups(
                 residuals.put(trial, residual)
             changed.add(trial)
     if len(known) > MOST_WARM_UPS:
-        order = sorted(known, key=lambda trial: (trial.node not in world.fleet.nodes, trial))
+        taught = residuals.residuals
+        order = sorted(known, key=lambda trial: (trial not in taught, trial.node not in world.fleet.nodes, trial))
         # More than has to go, so that not every step has to choose.
         for trial in order[MOST_WARM_UPS - MOST_WARM_UPS // 8 :]:
             known = known.delete(trial)
