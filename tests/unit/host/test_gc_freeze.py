@@ -150,3 +150,14 @@ def test_nothing_is_searched_while_it_is_paused() -> None:
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() is before
+
+
+@pytest.mark.parametrize("most", [10, 10**9])
+def test_what_is_left_of_it_is_searched_if_it_is_little(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(gc_freeze, "MOST_SEARCHED", most)
+    gc.collect()
+    before = gc.get_freeze_count()
+    with gc_freeze.paused():
+        left = [[at] for at in range(1000)]
+    assert (gc.get_freeze_count() > before) is (most < len(left))
+    gc.unfreeze()

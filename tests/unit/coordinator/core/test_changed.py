@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.coordinator.core.workloads.changed import STRIDE, difference
+from shoal.coordinator.core.workloads.changed import LARGE, STRIDE, difference
 
 
 class Value:
@@ -30,3 +30,13 @@ def test_equal_values_are_the_same() -> None:
     assert before[0] not in gone
     assert new[-1] == (-1,)
     assert gone[-1] == before[-1]
+
+
+def test_of_large_tuples_the_last_answer_is_that_of_the_same_two() -> None:
+    before = tuple(Value() for _ in range(LARGE))
+    one, other = (*before, Value()), (*before[1:], Value())
+    assert difference(before, one) == ([one[-1]], [])
+    assert difference(before, one) is difference(before, one)
+    assert difference(before, other) == ([other[-1]], [before[0]])
+    assert difference(before, one) == ([one[-1]], [])
+    assert difference(one, before) == ([], [one[-1]])

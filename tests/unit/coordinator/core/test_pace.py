@@ -11,8 +11,8 @@ def test_a_step_takes_up_what_fits_into_its_time() -> None:
     assert pace.most == FIRST_NEW
     assert pace.after(LEAST_MEASURED - 1, Seconds(9.0)) == pace, "a few say little"
     for _ in range(20):
-        pace = pace.after(100, Seconds(0.1))
-    assert pace.most == pytest.approx(MOST_S / 0.001, abs=1)
+        pace = pace.after(100, Seconds(0.05))
+    assert pace.most == pytest.approx(MOST_S / 0.0005, abs=1)
     for _ in range(20):
         pace = pace.after(100, Seconds(100.0))
     assert pace.most == LEAST_NEW

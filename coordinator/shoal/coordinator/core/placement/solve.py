@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -141,7 +141,8 @@ class Solver:
         self.replicas = replicas
         self.given = allocations
         """With its current replicas."""
-        self._given_baseline = baseline or (lambda: allocations)
+        # Nothing that a solver holds refers to it, so that what it looked at is freed with it, without a search.
+        self._baseline = cache(partial(_without_own, baseline or (lambda: allocations), scope, intent, replicas))
         self._levels = dict[tuple[Requirements, Limits], Level]()
         self._exclusions = dict[tuple[Requirements, Limits], tuple[tuple[PlacementFault, ...], ...]]()
         self._orders = dict[tuple[Requirements, Limits], list[Option]]()
@@ -155,14 +156,14 @@ class Solver:
         """Without its current replicas."""
         return self.given.with_undecided(self.scope, self.intent, self.replicas, -1)
 
-    @cached_property
+    @property
     def baseline(self) -> Allocations:
         """The same, without what was decided before."""
-        return self._given_baseline().with_undecided(self.scope, self.intent, self.replicas, -1)
+        return self._baseline()
 
     @cached_property
     def _contention(self) -> ContentionCheck:
-        return ContentionCheck(self.scope, self.intent, self.allocations, lambda: self.baseline)
+        return ContentionCheck(self.scope, self.intent, self.allocations, self._baseline)
 
     @property
     def cost(self) -> TenantCost:
@@ -752,6 +753,13 @@ class Solver:
         left = [each for each in self.healthy if each.assignment.id not in kept]
         left.sort(key=lambda each: (-TenantCost.of(each.option.cost).usd_per_h, -each.assignment.memory_bytes))
         return tuple(left[: max(0, min(most, self.cap - len(kept)))])
+
+
+def _without_own(
+    given: Callable[[], Allocations], scope: Scope, intent: Intent, replicas: WorkloadReplicas
+) -> Allocations:
+    """Without the workload's current replicas."""
+    return given().with_undecided(scope, intent, replicas, -1)
 
 
 def _standby_refusal(census: Counter[Code]) -> Refusal:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from shoal.coordinator.core.prediction.of_profiles import OfProfiles
 from shoal.types.assignment import Work
 from shoal.types.device import Device
 from shoal.types.profile import RUN_BATCHES, ModelProfile, OperatorCost
@@ -136,6 +137,10 @@ def works_on_blocks(device: Device, arch: str, precision: str) -> bool:
 def demand_of(profile: ModelProfile, *, is_blocked: bool = False) -> ModelDemand:
     """The kernels of the profile. Where it knows none, `profile.costs` by class, with the weights split over matrix
     products and convolutions in proportion to their bytes. is_blocked: `works_on_blocks` of where it runs."""
+    return _demands(profile, is_blocked)
+
+
+def _demand_of(profile: ModelProfile, is_blocked: bool) -> ModelDemand:
     if profile.kernels:
         rows = [DemandRow(_kind(each.kind), each.flops, each.bytes, each.weight_bytes) for each in profile.kernels]
         copies = profile.layout_copies if is_blocked else 0
@@ -156,6 +161,9 @@ def demand_of(profile: ModelProfile, *, is_blocked: bool = False) -> ModelDemand
         for weights in (share * moved[kind] if kind in _WITH_WEIGHTS else 0.0,)
     ]
     return ModelDemand(tuple(found), sum(cost.nodes for cost in profile.costs))
+
+
+_demands = OfProfiles(_demand_of)
 
 
 def _kind(name: str) -> OperatorClass:

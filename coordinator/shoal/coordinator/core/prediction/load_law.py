@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.coordinator.core.prediction.demand import PROCESSOR
 from shoal.coordinator.core.prediction.model import Interval
+from shoal.coordinator.core.prediction.of_profiles import OfProfiles
 from shoal.types.profile import ModelProfile
 
 LEAST_LOADS: Final = 8
@@ -158,9 +159,12 @@ def sizes_of(profile: ModelProfile, batch: int = 1) -> LoadSizes:
 
 
 def load_needs(profile: ModelProfile, batch: int = 1) -> LoadNeeds:
-    """batch: most requests that run as one.
+    """What a load of the model takes is linear in. batch: most requests that run as one."""
+    return _needs(profile, batch)
 
-    The peak until a load is ready is the larger of `read` and `optimised`: 42.7 MiB of a file of 10.4 MB in Constant
+
+def _load_needs(profile: ModelProfile, batch: int) -> LoadNeeds:
+    """The peak until a load is ready is the larger of `read` and `optimised`: 42.7 MiB of a file of 10.4 MB in Constant
     nodes (PP-OCR's recogniser) by the first, 46.3 of one of 12.7 with a large product by the second.
     """
     sizes = sizes_of(profile, batch)
@@ -180,6 +184,9 @@ def load_needs(profile: ModelProfile, batch: int = 1) -> LoadNeeds:
         largest_weight_bytes=0.0,
     )
     return LoadNeeds(sizes, memory_sizes)
+
+
+_needs = OfProfiles(_load_needs)
 
 
 def _largest_convolution_bytes(profile: ModelProfile) -> float:

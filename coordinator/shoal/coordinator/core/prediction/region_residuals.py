@@ -74,6 +74,7 @@ class RegionResiduals:
         self._loads = [each for rows in groups.values() for each in rows if each.load_sizes is not None]
         self._memory_laws = dict[str, LoadLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
+        self._estimates = dict[tuple[DeviceClass, LoadNeeds], LoadEstimate]()
 
     def learn(self) -> None:
         """Does now what the first predictions would wait for."""
@@ -83,6 +84,15 @@ class RegionResiduals:
 
     def load(self, device_class: DeviceClass, needs: LoadNeeds) -> LoadEstimate | None:
         """What loading a model takes; None where the region has loaded too few on this class."""
+        key = device_class, needs
+        known = self._estimates.get(key)  # plans ask from another thread than steps
+        if known is None and (known := self._load(device_class, needs)) is not None:
+            if len(self._estimates) >= _MOST_REMEMBERED:
+                self._estimates.clear()
+            self._estimates[key] = known
+        return known
+
+    def _load(self, device_class: DeviceClass, needs: LoadNeeds) -> LoadEstimate | None:
         memory, seconds = self._laws_of(device_class)
         if memory is None or seconds is None:
             return None

@@ -8,8 +8,9 @@ from typing import Final
 
 from shoal.types.units import Seconds
 
-MOST_S: Final = Seconds(0.05)
-"""Seconds that a step should take: half of what heartbeats may have to wait."""
+MOST_S: Final = Seconds(0.03)
+"""Seconds that a step should take for new workloads: a third of what heartbeats may have to wait. It takes as long
+again for those that it confirms, and what follows its commit a third of that."""
 LEAST_NEW: Final = 32
 """Taken up by each step, however long it takes."""
 FIRST_NEW: Final = 64
