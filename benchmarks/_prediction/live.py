@@ -192,7 +192,7 @@ def live_errors(
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
         known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
-        load = others.load(_class_of(case), load_needs(profile))
+        load = others.load(_class_of(case), load_needs(profile), receipt.provider_bytes)
         calibrated = predict(
             case.device, receipt, profile, profile.precision, demand=demand, correction=correction, load=load
         )
@@ -239,9 +239,11 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
 
 
 def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
-    rates, demand = receipts[case.device.name, case.threads].rates, _demand(case)
-    needs = load_needs(case.profile)
-    found = residual_of(case.name, case.device, rates, case.profile.precision, demand, first, needs)
+    receipt, demand = receipts[case.device.name, case.threads], _demand(case)
+    found = residual_of(
+        *(case.name, case.device, receipt.rates, case.profile.precision, demand, first, load_needs(case.profile)),
+        provider_bytes=receipt.provider_bytes,
+    )
     return None if found is None else replace(found, device_class=_class_of(case))
 
 

@@ -167,6 +167,9 @@ class Assignment:
     batching: Batching | None = None
     # Its node unloads it after this long without a request, and loads it again for the next one; None: it stays loaded.
     to_zero_after_s: Seconds | None = None
+    # The part of `memory_bytes` that the provider takes once in a worker that several share; 0: unknown, or its worker
+    # is its own.
+    provider_bytes: Bytes = Bytes(0)
 
     @property
     def variant(self) -> str:
@@ -337,6 +340,9 @@ class Measured:
     prepare_s: Seconds = Seconds(0.0)
     # Processor time of the load, where one thread of the worker did all of it; 0 elsewhere, and from an older agent.
     load_cpu_s: Seconds = Seconds(0.0)
+    # Its worker had loaded another model before: what the provider takes for itself is not in `memory_bytes`. False
+    # from an older agent.
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,11 @@ class Receipt:
     system: str = ""
     # What this node's own runtime loads, also where the device is emulated; None from an older agent.
     runtime: RuntimeSupport | None = None
+    # Memory of the device that the provider takes in a worker for itself, once, whatever models it has: its libraries,
+    # a device's context. 0: unknown, from an older agent or of an emulated device that is no simulator.
+    provider_bytes: Bytes = Bytes(0)
+    # The same of the host's memory; equal where the device's memory is the host's.
+    provider_host_bytes: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)

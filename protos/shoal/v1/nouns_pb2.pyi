@@ -466,6 +466,8 @@ class Receipt(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     SYSTEM_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    PROVIDER_BYTES_FIELD_NUMBER: _builtins.int
+    PROVIDER_HOST_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
     provider: _builtins.str
@@ -478,6 +480,10 @@ class Receipt(_message.Message):
     emulated: _builtins.bool
     source: _builtins.str
     system: _builtins.str
+    provider_bytes: _builtins.int
+    """What the provider takes of the device's memory in a worker, once, before any model; 0: unknown."""
+    provider_host_bytes: _builtins.int
+    """The same of the host's memory."""
     @_builtins.property
     def precisions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -505,10 +511,12 @@ class Receipt(_message.Message):
         source: _builtins.str = ...,
         system: _builtins.str = ...,
         runtime: Global___RuntimeSupport | None = ...,
+        provider_bytes: _builtins.int = ...,
+        provider_host_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates", "runtime", b"runtime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "driver_version", b"driver_version", "emulated", b"emulated", "measured_at", b"measured_at", "memory_bytes", b"memory_bytes", "node", b"node", "operators", b"operators", "precisions", b"precisions", "probe_s", b"probe_s", "provider", b"provider", "rates", b"rates", "runtime", b"runtime", "runtime_version", b"runtime_version", "source", b"source", "spread", b"spread", "system", b"system"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "driver_version", b"driver_version", "emulated", b"emulated", "measured_at", b"measured_at", "memory_bytes", b"memory_bytes", "node", b"node", "operators", b"operators", "precisions", b"precisions", "probe_s", b"probe_s", "provider", b"provider", "provider_bytes", b"provider_bytes", "provider_host_bytes", b"provider_host_bytes", "rates", b"rates", "runtime", b"runtime", "runtime_version", b"runtime_version", "source", b"source", "spread", b"spread", "system", b"system"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1214,6 +1222,7 @@ class Assignment(_message.Message):
     COMPARISON_FIELD_NUMBER: _builtins.int
     BATCHING_FIELD_NUMBER: _builtins.int
     TO_ZERO_AFTER_S_FIELD_NUMBER: _builtins.int
+    PROVIDER_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -1235,6 +1244,8 @@ class Assignment(_message.Message):
     samples_count: _builtins.int
     to_zero_after_s: _builtins.float
     """Without a request for this long, its node unloads it until the next one."""
+    provider_bytes: _builtins.int
+    """The part of memory_bytes that a worker that several share takes once; 0: unknown, or it shares none."""
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1298,10 +1309,11 @@ class Assignment(_message.Message):
         comparison: Global___Comparison | None = ...,
         batching: Global___Batching | None = ...,
         to_zero_after_s: _builtins.float | None = ...,
+        provider_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "_to_zero_after_s", b"_to_zero_after_s", "batching", b"batching", "comparison", b"comparison", "handover", b"handover", "partial", b"partial", "partition", b"partition", "preparation", b"preparation", "signed", b"signed", "to_zero_after_s", b"to_zero_after_s", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "_to_zero_after_s", b"_to_zero_after_s", "batching", b"batching", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "to_zero_after_s", b"to_zero_after_s", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial", b"_partial", "_to_zero_after_s", b"_to_zero_after_s", "batching", b"batching", "capture", b"capture", "comparison", b"comparison", "device", b"device", "draining", b"draining", "handover", b"handover", "handover_sources", b"handover_sources", "id", b"id", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partial", b"partial", "partition", b"partition", "precision", b"precision", "preparation", b"preparation", "provider", b"provider", "provider_bytes", b"provider_bytes", "revision", b"revision", "samples", b"samples", "samples_bytes", b"samples_bytes", "samples_count", b"samples_count", "session", b"session", "shapes", b"shapes", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "to_zero_after_s", b"to_zero_after_s", "verification", b"verification", "verifiers", b"verifiers", "warm_up_optional", b"warm_up_optional", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partial: _TypeAlias = _typing.Literal["partial"]  # noqa: Y015
     _WhichOneofArgType__partial: _TypeAlias = _typing.Literal["_partial", b"_partial"]  # noqa: Y015
@@ -2165,6 +2177,7 @@ class Measured(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     PREPARE_S_FIELD_NUMBER: _builtins.int
     LOAD_CPU_S_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     load_s: _builtins.float
     memory_bytes: _builtins.int
     latency_p50_s: _builtins.float
@@ -2174,6 +2187,8 @@ class Measured(_message.Message):
     samples: _builtins.int
     prepare_s: _builtins.float
     load_cpu_s: _builtins.float
+    joined: _builtins.bool
+    """Its worker had loaded another model before."""
     def __init__(
         self,
         *,
@@ -2186,10 +2201,11 @@ class Measured(_message.Message):
         samples: _builtins.int = ...,
         prepare_s: _builtins.float = ...,
         load_cpu_s: _builtins.float = ...,
+        joined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_cpu_s", b"load_cpu_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "prepare_s", b"prepare_s", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["energy_source", b"energy_source", "joined", b"joined", "joules", b"joules", "latency_p50_s", b"latency_p50_s", "latency_p95_s", b"latency_p95_s", "load_cpu_s", b"load_cpu_s", "load_s", b"load_s", "memory_bytes", b"memory_bytes", "prepare_s", b"prepare_s", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,9 +33,10 @@ async def test_one_tenant_shares_and_each_stops_and_reloads_alone(tmp_path: Path
         await share(pool, "a", models.add_one())
         await share(pool, "b", models.add_one())
         await share(pool, "other", models.add_one(), tenant="stranger")
-        await pool.serve("own", models.add_one())
-        for name in ("a", "b", "other"):
-            await pool.wait_event(name, WorkerReady)
+        ready = [await pool.serve("own", models.add_one())]
+        ready += [await pool.wait_event(name, WorkerReady) for name in ("other", "a", "b")]
+        assert sorted(each.measured.joined for each in ready) == [False, False, False, True]
+        assert sorted(each.measured.joined for each in ready[2:]) == [False, True], "one of the two was first"
         assert pool.pid("a") == pool.pid("b")
         assert len({pool.pid(name) for name in ("a", "other", "own")}) == 3
         alone = await answer(pool, "own")
@@ -52,7 +53,7 @@ async def test_one_tenant_shares_and_each_stops_and_reloads_alone(tmp_path: Path
         assert (pool.workers.local("a"), pool.pid("b"), await answer(pool, "b")) == (None, pid, alone)
 
         await share(pool, "a", models.add_one())
-        await pool.wait_event("a", WorkerReady)
+        assert (await pool.wait_event("a", WorkerReady)).measured.joined
         assert pool.pid("a") == pid
         kill(pid)
         for name in ("a", "b"):

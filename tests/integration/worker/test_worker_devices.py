@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.models import engine_cases as models
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.devices.emulated import EmulatedDriver
+from shoal.agent.devices.plugins.driver import PluginDriver
 from shoal.agent.driver_port import DeviceAccess, DriverOptions
 from shoal.agent.ports import WorkerFailed
 from shoal.agent.worker.pool_options import PoolOptions
@@ -22,6 +24,7 @@ from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.workload import PREPARABLE
 
+MIB = 2**20
 RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120, shapes={"x": (4,)})
 """The work of the model that profiles are derived from, for a model that takes no time here."""
 
@@ -156,5 +159,22 @@ async def test_probe_measures_this_processor(tmp_path: Path) -> None:
         assert 0 <= rates.node_s < rates.launch_s * 10
         assert 0 <= receipt.spread < 10
         assert rates.energy_source is EnergySource.ESTIMATED
+        # the code of the runtime, and nothing of the models: 10.7 MiB with ONNX Runtime 1.32 on x86
+        assert 4 * MIB < receipt.provider_bytes < 40 * MIB
+        assert receipt.provider_host_bytes == pytest.approx(receipt.provider_bytes, rel=0.01)
         # the worker that was used is gone; the next is at hand
         await pool.serve("after", models.add_one())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="no plugin is installed for this processor")
+async def test_a_simulator_is_measured_for_the_memory_that_it_takes_before_any_model(tmp_path: Path) -> None:
+    simulators = PluginDriver(SystemClock(), DriverOptions(simulate=("htp",)))
+    device = next(each for each in simulators.discover() if each.name == "htp-sim")
+    access = simulators.access(device.name)
+    async with WorkerPoolHarness(tmp_path, device=device, access=access) as pool:
+        receipt = await pool.workers.probe(device)
+        assert receipt.emulated
+        # its library, and what it compiles with: 119 to 147 MiB
+        assert receipt.provider_bytes > 50 * MIB
+        assert access.pace is not None
+        assert receipt.rates.matmul_flops == access.pace.rates.matmul_flops, "the profile's, all the same"

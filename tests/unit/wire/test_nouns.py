@@ -1,18 +1,20 @@
 """Every noun survives the wire unchanged; what is no noun is refused."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.builders.coordinator_core import device, node, receipt
 from shoal.types import link
 from shoal.types.assignment import DesiredSet, Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import link_pb2, nouns_pb2, operator_pb2
 from shoal.wire import nouns
@@ -108,6 +110,17 @@ def test_f41_what_a_newer_version_added_is_passed_over() -> None:
     assert read.refusal == Refusal(Code.CODE_UNKNOWN, "why, in words")
     with pytest.raises(ShoalError):
         nouns.from_wire(link.Refused, link_pb2.Refused(refusal=nouns_pb2.Refusal(code="no code at all"), fatal=True))
+
+
+def test_a_receipt_of_an_older_agent_tells_no_memory_of_the_provider() -> None:
+    on = device()
+    made = replace(receipt(node("a", on), on), provider_bytes=Bytes(800), provider_host_bytes=Bytes(500))
+    sent = nouns_pb2.Receipt.FromString(nouns.encode(made))
+    assert nouns.from_wire(Receipt, sent) == made
+    sent.ClearField("provider_bytes")
+    sent.ClearField("provider_host_bytes")
+    older = nouns.from_wire(Receipt, sent)
+    assert (older.provider_bytes, older.provider_host_bytes) == (0, 0)
 
 
 def test_missing_parts_and_junk_are_refused() -> None:

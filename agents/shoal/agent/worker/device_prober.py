@@ -10,7 +10,7 @@ from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import ConnectionLost
 from shoal.agent.packing import pack, unpack
 from shoal.agent.ports import AgentClock
-from shoal.agent.worker.messages import ProbeOrder, ProbeResult
+from shoal.agent.worker.messages import ProbeOrder, ProbeResult, ProviderMemory
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.spare import SpareWorker
 from shoal.types.codes import Code, ShoalError, refuse
@@ -65,6 +65,8 @@ class DeviceProber:
             source=device.profile_source if device.emulated else "probe",
             system=pace.system if (pace := self._access(device.name).pace) is not None else "",
             runtime=_support_on(device, probed.runtime),
+            provider_bytes=probed.provider_memory.device_bytes,
+            provider_host_bytes=probed.provider_memory.host_bytes,
         )
 
     async def _probe_emulated(self, device: Device) -> ProbeResult:
@@ -75,7 +77,11 @@ class DeviceProber:
                 Code.DEVICE_LOST, f"no profile of {device.name}", "an emulated device", "see the agent's settings"
             )
         runtime = await self._runtime_support(device)
-        return ProbeResult(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0, runtime)
+        found = ProbeResult(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0, runtime)
+        if not pace.simulated:
+            return found
+        # A simulator takes memory of its own, whatever the device's figures are.
+        return replace(found, provider_memory=unpack(ProviderMemory, await self._ask(device, "probe_memory")))
 
     async def _runtime_support(self, device: Device) -> RuntimeSupport | None:
         """Asked once per runtime version. None if no worker answers; then support shows only when a model loads."""
@@ -98,6 +104,10 @@ class DeviceProber:
         return self._support_by_runtime[device.runtime_version]
 
     async def _probe_device(self, device: Device) -> ProbeResult:
+        return unpack(ProbeResult, await self._ask(device, "probe"))
+
+    async def _ask(self, device: Device, kind: str) -> bytes:
+        """The answer of a worker that is ended afterwards, to a frame of this kind."""
         process = await self._spare.take()
         try:
             order = ProbeOrder(
@@ -108,8 +118,8 @@ class DeviceProber:
                 fixed_shapes=device.fixed_shapes,
                 threads=self._options.threads,
             )
-            reply = await process.call("probe", 3 * self._options.probe_s, pack(order))
-            return unpack(ProbeResult, reply.payload)
+            reply = await process.call(kind, 3 * self._options.probe_s, pack(order))
+            return reply.payload
         except ConnectionLost as error:
             raise refuse(
                 Code.WORKER_CRASHED, "the worker ended while probing", device.name, "check the device's driver"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.agent.worker.service import WorkerService
 
 ORDERS: Final = (
-    "load", "unload", "answer", "draw", "packed", "record", "compare", "metadata", "probe", "support",
+    "load", "unload", "answer", "draw", "packed", "record", "compare", "metadata", "probe", "probe_memory", "support",
 )  # fmt: skip
 """Kinds of frames that are for the runtime."""
 

@@ -104,5 +104,5 @@ def may_share(new: Assignment, held: Collection[Assignment], options: PoolOption
         kin == {(new.workload.tenant, new.device, True)}
         and new.shared_worker
         and len(held) < options.max_shared_models
-        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.max_shared_bytes
+        and sum(one.memory_bytes - one.provider_bytes for one in (new, *held)) <= options.max_shared_bytes
     )

@@ -7,6 +7,7 @@ import structlog
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.worker import isolation
+from shoal.agent.worker.messages import ProviderMemory
 from shoal.types.units import Bytes
 
 _log = structlog.get_logger(__name__)
@@ -26,7 +27,27 @@ class MemoryGrowth:
         held = self._count()
         if held is not None:
             return Bytes(max(0, held - self._before))
+        return self.host_bytes()
+
+    def host_bytes(self) -> Bytes:
+        """At the peak since then, in the memory of the host."""
         return Bytes(max(0, isolation.peak_resident_bytes() - self._resident))
+
+
+def measure_provider_memory(access: DeviceAccess, open_models: Callable[[], object]) -> ProviderMemory:
+    """By how much the first of two equal loads exceeds the second: that takes what its models do, and nothing else.
+
+    Of a process that has opened no session on the device. open_models: opens and runs them, and returns what keeps them
+    open."""
+    kept, grown = list[object](), list[ProviderMemory]()
+    for _ in range(2):
+        growth = MemoryGrowth(access)
+        kept.append(open_models())
+        grown.append(ProviderMemory(growth.bytes(), growth.host_bytes()))
+    first, second = grown
+    return ProviderMemory(
+        Bytes(max(0, first.device_bytes - second.device_bytes)), Bytes(max(0, first.host_bytes - second.host_bytes))
+    )
 
 
 def _open_counter(access: DeviceAccess) -> Callable[[], int | None]:

@@ -12,7 +12,7 @@ from shoal.types.codes import Refusal
 from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, RuntimeSupport
-from shoal.types.units import Seconds
+from shoal.types.units import Bytes, Seconds
 
 SLOTS: Final = "slots"
 """Folder in the run folder for the slot locks of emulated devices: the only place that a worker may write to."""
@@ -126,6 +126,20 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderMemory:
+    """What a provider takes in a worker for itself: its libraries and the runtime's, a device's context. A further
+    model in the worker takes none of it."""
+
+    # Of the device where it tells a process's share, otherwise of the host, as a load's memory is counted. 0: unknown.
+    device_bytes: Bytes
+    # Of the host. 0: unknown.
+    host_bytes: Bytes
+
+
+UNKNOWN_MEMORY: Final = ProviderMemory(Bytes(0), Bytes(0))
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What a probe measured."""
 
@@ -142,6 +156,8 @@ class ProbeResult:
     probe_s: float
     # What the runtime can load. None if no worker answered.
     runtime: RuntimeSupport | None = None
+    # What the provider takes for itself. Unknown of an emulated device that is no simulator.
+    provider_memory: ProviderMemory = UNKNOWN_MEMORY
 
 
 @dataclass(frozen=True, slots=True)

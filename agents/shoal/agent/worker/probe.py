@@ -15,9 +15,11 @@ import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
 from shoal.agent.worker.engine import open_engine, run_clock
-from shoal.agent.worker.messages import ProbeOrder, ProbeResult
+from shoal.agent.worker.memory import measure_provider_memory
+from shoal.agent.worker.messages import ProbeOrder, ProbeResult, ProviderMemory
 from shoal.agent.worker.providers import Provider
-from shoal.types.codes import Code, refuse
+from shoal.host.memory import return_at_once
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.receipt import Rates
 from shoal.types.units import Seconds, Watts
 from shoal.wire.varint import varint
@@ -52,6 +54,8 @@ def probe(order: ProbeOrder) -> ProbeResult:
     busy_from = time.perf_counter()
     bench = _Bench(order, series_s=0.6 * order.budget_s / _SERIES_COUNT)
     try:
+        # Before anything else has opened a session here.
+        own = bench.provider_memory()
         matmul, conv = {}, {}
         for precision in _DTYPES:
             product, layer = f"matmul_{precision}", f"conv_{precision}"
@@ -65,10 +69,7 @@ def probe(order: ProbeOrder) -> ProbeResult:
         chain = min(bench.times("chain", (1,)))
         load = bench.load_rate()
     except Exception as error:
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise refuse(
-            Code.RUNTIME_FAILED, found, f"the probe's graphs on {order.provider}", "check the driver"
-        ) from error
+        raise _probe_error(order, error) from error
     busy_s = time.perf_counter() - busy_from
     rates = Rates(
         matmul_flops=matmul,
@@ -83,7 +84,24 @@ def probe(order: ProbeOrder) -> ProbeResult:
         energy_source=energy.source,
     )
     probe_s = time.perf_counter() - began
-    return ProbeResult(rates, tuple(matmul), tuple(sorted(bench.operators)), bench.spread, probe_s)
+    operators = tuple(sorted(bench.operators))
+    return ProbeResult(rates, tuple(matmul), operators, bench.spread, probe_s, provider_memory=own)
+
+
+def probe_memory(order: ProbeOrder) -> ProviderMemory:
+    """What the provider takes for itself, and nothing else of the device. In a process that has opened no session.
+
+    Raises ShoalError(RUNTIME_FAILED)."""
+    os.environ.update(order.access.environment)
+    try:
+        return _Bench(order, series_s=0.0).provider_memory()
+    except Exception as error:
+        raise _probe_error(order, error) from error
+
+
+def _probe_error(order: ProbeOrder, error: Exception) -> ShoalError:
+    found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return refuse(Code.RUNTIME_FAILED, found, f"the probe's graphs on {order.provider}", "check the driver")
 
 
 class _Bench:
@@ -98,6 +116,19 @@ class _Bench:
         self._clock = run_clock(order.provider, order.threads)
         # The input of the current binding. A binding does not keep its memory alive (on a CPU, numpy's), so this does.
         self._input_value: Any = None
+
+    def provider_memory(self) -> ProviderMemory:
+        return measure_provider_memory(self._order.access, self._open_smallest)
+
+    def _open_smallest(self) -> list[ort.InferenceSession]:
+        """One run each of a matrix product and a convolution of less than 3 MB: for these a provider brings libraries
+        of its own, which it opens when they are first needed."""
+        found = []
+        for graph, shape in (("matmul_fp32", (1, _WIDTH)), ("conv_fp32", (1, _CHANNELS, _SIDE, _SIDE))):
+            with return_at_once():
+                found.append(self._open(graph, shape))
+            self._run_once(found[-1], shape, "fp32")
+        return found
 
     def can_run(self, graph: str, shape: tuple[int, ...], precision: str) -> bool:
         """Whether the provider can run this graph."""

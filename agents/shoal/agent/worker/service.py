@@ -30,7 +30,7 @@ from shoal.agent.worker.messages import (
 )
 from shoal.agent.worker.model_loading import measure, open_model, open_smallest_graph, terminate
 from shoal.agent.worker.model_runner import ModelRunner, reference_is_inline, run_place
-from shoal.agent.worker.probe import probe
+from shoal.agent.worker.probe import probe, probe_memory
 from shoal.agent.worker.providers import CPU_PROVIDER
 from shoal.agent.worker.reference_samples import ReferenceSamples
 from shoal.agent.worker.run_place import RunPlace, inline_limit_s
@@ -94,6 +94,8 @@ class WorkerService:
         # Keeps a plugin's context open: some close it with their last session.
         self._provider_session: Engine | None = None
         self._load_turn = asyncio.Lock()
+        # Whether a model was ever opened here: the first one has taken what the provider takes for itself.
+        self._has_opened = False
         # One model at a time measures batches, so that none measures another's runs.
         self._trial_turn = asyncio.Lock()
         self._server: FrameServer | None = None
@@ -116,6 +118,7 @@ class WorkerService:
             "ping": self._ping,
             "metadata": self._metadata,
             "probe": self._probe,
+            "probe_memory": self._probe_memory,
             "support": self._support,
             "stop": self._stop,
         }
@@ -141,6 +144,7 @@ class WorkerService:
                 memory = MemoryGrowth(order.access)
                 await self._open_provider(order)
                 self._limit_memory()
+                joined, self._has_opened = self._has_opened, True
                 engine, load_time = await asyncio.to_thread(open_model, order)
                 self._set_state(held, LoadState.WARMING)
                 options = run_options()
@@ -149,6 +153,7 @@ class WorkerService:
                     loaded = await asyncio.to_thread(measure, order, engine, options, load_time, memory)
                 finally:
                     giving_up.cancel()
+                loaded = replace(loaded, measured=replace(loaded.measured, joined=joined))
                 place = run_place(order, engine, loaded, await self._inline_limit_s())
             if self._assignments.get(order.assignment) is held:
                 placed = self._with_place(order, engine, loaded, place)
@@ -259,6 +264,13 @@ class WorkerService:
         self._is_probing = True  # until the process ends: the thread runs on when the caller is gone
         probed = await asyncio.to_thread(probe, order)
         return FrameMessage("probed", {}, pack(replace(probed, runtime=await asyncio.to_thread(runtime_support))))
+
+    async def _probe_memory(self, message: FrameMessage) -> FrameMessage:
+        if self._assignments:
+            raise self._busy_error("probe in a spare worker")
+        order = unpack(ProbeOrder, message.payload)
+        self._is_probing = True
+        return FrameMessage("probed", {}, pack(await asyncio.to_thread(probe_memory, order)))
 
     async def _support(self, _: FrameMessage) -> FrameMessage:
         if self._assignments:

@@ -33,6 +33,7 @@ from shoal.cli.render.resources import (
     placement_latency,
     placement_reason,
     power_source,
+    provider_memory,
     reason_cell,
     receipt_text,
     region_name,
@@ -197,6 +198,7 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
         _wide("COMMITTED", lambda row: show_bytes(row.committed_bytes)),
         _wide("PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
         _wide("PROVIDER", lambda row: row.device.provider),
+        _wide("PROVIDER MEMORY", lambda row: provider_memory(row.receipt)),
         _wide("RECEIPT", lambda row: receipt_text(row.receipt) if row.receipt.node else "-"),
         _wide(
             "ACTIVE",

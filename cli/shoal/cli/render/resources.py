@@ -313,6 +313,14 @@ def memory_text(device: Any) -> str:
     return show_bytes(device.memory_bytes) + (f" of {device.memory_in}" if device.memory_in else "")
 
 
+def provider_memory(receipt: Any) -> str:
+    """What the provider takes in a worker before any model, and what of the host where that is another memory."""
+    if not receipt.provider_bytes:
+        return "-"
+    found, of_host = show_bytes(receipt.provider_bytes), show_bytes(receipt.provider_host_bytes)
+    return found if found == of_host else f"{found}, {of_host} of the host"
+
+
 def power_source(receipt: Any) -> str:
     """Source of the power figures; a whole system's power is not the device's own."""
     return f"{receipt.rates.energy_source}" + (f", of the whole {receipt.system}" if receipt.system else "")

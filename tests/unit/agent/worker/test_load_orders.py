@@ -97,6 +97,9 @@ def test_who_may_share_a_worker() -> None:
     assert not may_share(one, [], options)
     assert not may_share(one, [one, one], options)
     assert not may_share(replace(one, memory_bytes=Bytes(11)), [one], options)
+    heavy = replace(one, memory_bytes=Bytes(1010), provider_bytes=Bytes(1000))
+    assert may_share(heavy, [heavy], options), "the provider takes its part once"
+    assert not may_share(replace(heavy, provider_bytes=Bytes(999)), [heavy], options)
     assert not may_share(replace(one, workload=WorkloadKey("u", "a")), [one], options)
     assert not may_share(replace(one, device="cpu1"), [one], options)
     alone = replace(one, shared_worker=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.agent.driver_port import DeviceAccess, MemoryCounter
-from shoal.agent.worker.memory import MemoryGrowth
+from shoal.agent.worker.memory import MemoryGrowth, measure_provider_memory
 
 held: list[int | None] = []
 """What the counter below answers, in turn; the last one from then on."""
@@ -33,3 +33,32 @@ def test_resident_memory_where_the_device_tells_nothing() -> None:
     growths = [MemoryGrowth(access) for access in (DeviceAccess(), on("none"), on("gpu"))]
     taken = np.ones(2**23)
     assert all(taken.nbytes / 2 < each.bytes() < 4 * taken.nbytes for each in growths)
+
+
+@pytest.mark.parametrize(
+    ("held_in_turn", "found"),
+    [
+        # As CUDA: nothing before the first session, and of each then an arena and a model of 9 MB.
+        ([0, 829_000_000, 829_000_000, 838_000_000], 820_000_000),
+        ([0, 9_000_000, 9_000_000, 18_000_000], 0),
+        ([0, 9_000_000, 9_000_000, 19_000_000], 0),
+    ],
+)
+def test_a_provider_takes_what_a_second_load_does_not(held_in_turn: list[int | None], found: int) -> None:
+    held[:] = held_in_turn
+    assert measure_provider_memory(on("gpu"), list).device_bytes == found
+
+
+def test_what_every_load_takes_is_no_provider_s_on_the_host_either() -> None:
+    """A context of 64 MB, once, and models of 32 MB."""
+    contexts = list[object]()
+
+    def open_models() -> object:
+        if not contexts:
+            contexts.append(np.ones(2**23))
+        return np.ones(2**22)
+
+    held[:] = [None]
+    found = measure_provider_memory(on("gpu"), open_models)
+    assert found.device_bytes == pytest.approx(2**26, rel=0.1), "the device tells nothing: its memory is the host's"
+    assert found.host_bytes == pytest.approx(2**26, rel=0.1)

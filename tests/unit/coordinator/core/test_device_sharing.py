@@ -158,3 +158,13 @@ def test_a_shape_of_another_rank_or_name_changes_nothing() -> None:
 
 def _without_axes(open_: ModelProfile) -> ModelProfile:
     return replace(open_, inputs=(TensorSpec("x", "FP32", (1, 3, 224, 224)),))
+
+
+def test_what_a_provider_takes_is_told_where_models_share_a_worker() -> None:
+    gpu = device("gpu0", kind="gpu")
+    fleet = fleet_of(node("a", gpu), provider_bytes=Bytes(800 * MIB))
+    for is_shared, told in ((False, 0), (True, 800 * MIB)):
+        (plan,) = place(inputs(fleet, replace(intent("w"), shared_worker=is_shared))).workloads
+        (target,) = plan.targets
+        assert target.memory_bytes > 800 * MIB
+        assert target.provider_bytes == told

@@ -26,11 +26,17 @@ from harness.builders.coordinator_core import (
 from shoal.coordinator.controllers.fleet.node_events import status_events
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status
-from shoal.coordinator.core.fleet.commitments import NO_COMMITMENT, MemoryCommitment, admissible_bytes, commitments
+from shoal.coordinator.core.fleet.commitments import (
+    NO_COMMITMENT,
+    MemoryCommitment,
+    admissible_bytes,
+    commitments,
+    memory_of,
+)
 from shoal.coordinator.core.fleet.liveness import deferred_nodes, update_liveness
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, LivenessTiming, NodeState
 from shoal.coordinator.core.placement.place import place
-from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
+from shoal.types.assignment import Assignment, Ingress, Measured, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node, SilentDevice
 from shoal.types.latency import BUCKETS
@@ -386,6 +392,10 @@ def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:
         ({"memory_bytes": Bytes(64 * GIB)}, Code.RECEIPT_ABSURD),
         ({"memory_bytes": Bytes(0)}, Code.RECEIPT_ABSURD),
         ({"spread": math.nan}, Code.RECEIPT_ABSURD),
+        ({"provider_bytes": Bytes(-1)}, Code.RECEIPT_ABSURD),
+        ({"provider_bytes": Bytes(64 * GIB)}, Code.RECEIPT_ABSURD),
+        ({"provider_host_bytes": Bytes(2**60)}, Code.RECEIPT_ABSURD),
+        ({"provider_bytes": Bytes(GIB // 4), "provider_host_bytes": Bytes(GIB)}, None),
         ({"flops": 1e19}, Code.RECEIPT_ABSURD),
         ({"flops": math.inf}, Code.RECEIPT_ABSURD),
         ({"flops": 0.0}, Code.RECEIPT_ABSURD),
@@ -505,3 +515,17 @@ def test_law_no_message_breaks_the_view_and_a_replay_changes_nothing(received: l
         assert all(served.requests >= 0 for each in state.observed.values() for served in each.served)
     fleet, _ = update_liveness(fleet, Elapsed(30.0))
     assert fleet.timing == LivenessTiming()
+
+
+def test_a_provider_counts_once_in_a_worker_that_several_models_share() -> None:
+    """Its context takes 800 MiB of the 860 that are committed to each."""
+    asked = replace(assignment("a-1"), shared_worker=True, memory_bytes=Bytes(860 * MIB))
+    told = replace(asked, provider_bytes=Bytes(800 * MIB))
+    alone, joined = warm(memory=850 * MIB), replace(warm(memory=50 * MIB), joined=True)
+
+    def taken(one: Assignment, measured: Measured | None) -> int:
+        return memory_of(one, observation(one, Phase.READY, measured=measured)) // MIB
+
+    assert [taken(told, each) for each in (None, alone, joined)] == [860, 860, 60]
+    assert taken(told, replace(joined, memory_bytes=Bytes(90 * MIB))) == 90, "it took more than was committed"
+    assert taken(asked, joined) == 860, "of an older coordinator's nobody knows the part"

@@ -81,6 +81,27 @@ def test_memory_is_the_stated_bound() -> None:
     assert predict_cpu(newer, batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 2 * 24 * MIB
 
 
+def test_a_first_load_counts_what_the_provider_takes_before_any_model() -> None:
+    """As CUDA on an H200, where workers of one model each took 0.86 to 1.46 GB."""
+    model = profile(size=30 * MIB)
+    unknown = predict_cpu(model).memory_bytes
+    on_processor = replace(RECEIPT, provider_bytes=Bytes(int(9.9 * MIB)))
+    assert predict_cpu(model, on_processor).memory_bytes == unknown, "it is in what processes were seen to take"
+    cuda = replace(RECEIPT, provider_bytes=Bytes(800_000_000))
+    found = predict_cpu(model, cuda).memory_bytes
+    assert found.mid - unknown.mid == pytest.approx(800_000_000 - 10 * MIB)
+    assert found.low < 0.86e9 + 100 * MIB
+    assert found.high > 1.46e9 - 30 * MIB
+
+
+def test_a_model_that_joined_a_worker_takes_its_provider_s_part_in_the_next_one() -> None:
+    cuda = replace(RECEIPT, provider_bytes=Bytes(800 * MIB))
+    alone, joined = warm(memory=860 * MIB), replace(warm(memory=60 * MIB), joined=True)
+    assert predict_cpu(measured_by=cuda, measured=alone).memory_bytes.mid == 860 * MIB
+    assert predict_cpu(measured_by=cuda, measured=joined).memory_bytes.mid == 860 * MIB
+    assert predict_cpu(measured_by=None, measured=joined).memory_bytes.mid == 60 * MIB
+
+
 def test_a_batch_takes_more_than_the_warm_up_by_as_much_as_runs_take_of_their_bytes() -> None:
     model = replace(profile(), run_bytes=Bytes(6 * MIB), run_growth_bytes=Bytes(4 * MIB))
     alone, together = (predict_cpu(model, batch=batch, measured=warm()).memory_bytes for batch in (1, 8))

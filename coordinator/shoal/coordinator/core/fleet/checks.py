@@ -49,6 +49,12 @@ def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
         return _receipt_absurd(
             receipt, f"memory {show_bytes(receipt.memory_bytes)}", f"0 to {show_bytes(_physical_memory(device, node))}"
         )
+    for told, held, limit in (
+        ("provider_bytes", receipt.provider_bytes, float(_physical_memory(device, node))),
+        ("provider_host_bytes", receipt.provider_host_bytes, MOST_BYTES),
+    ):
+        if not 0 <= held <= limit:
+            return _receipt_absurd(receipt, f"{told} {held}", f"0 to {show_bytes(limit)}")
     if not 0 <= receipt.spread <= MAX_SPREAD:
         return _receipt_absurd(receipt, f"spread {receipt.spread:g}", f"0 to {MAX_SPREAD:g}")
     for name, value, most in _rates(receipt):

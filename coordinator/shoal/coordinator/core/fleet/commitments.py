@@ -70,9 +70,13 @@ def is_loaded(observed: Observed | None) -> bool:
 
 
 def memory_of(assignment: Assignment, observed: Observed | None) -> Bytes:
-    """Memory of a replica: as committed, or as measured where that is more."""
+    """Memory of a replica: as committed, or as measured where that is more. One that joined another's worker is without
+    what its provider takes there once: the other has that, or, if it is gone, the reading of free memory."""
     measured = observed.measured if observed is not None else None
-    return Bytes(max(assignment.memory_bytes, measured.memory_bytes if measured is not None else 0))
+    if measured is None:
+        return assignment.memory_bytes
+    joined = assignment.provider_bytes if measured.joined else 0
+    return Bytes(max(assignment.memory_bytes - joined, measured.memory_bytes))
 
 
 def total_bytes(device: Device, node: NodeState) -> Bytes:

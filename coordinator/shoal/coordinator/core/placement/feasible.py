@@ -271,7 +271,7 @@ class Scope:
         known = shown or self.inputs.measured.get(Trial(model.variant, state.name, device.name))
         demand = None if known is not None else self.demand(profile, state, device, precision)
         missed = None if demand is None else self._correction(model, device, receipt, precision, demand)
-        load = None if known is not None else self._load(profile, device, intent.max_batch)
+        load = None if known is not None else self._load(profile, device, receipt, intent.max_batch)
         answer = predict(device, receipt, profile, precision, intent.max_batch, known, served, demand, missed, load)
         prediction = answer if isinstance(answer, Prediction) else None
         return Option(
@@ -316,11 +316,12 @@ class Scope:
         mix = tuple(part / promised for part in parts)
         return self.residuals.correction(model.variant, class_of_device(device), mix)
 
-    def _load(self, profile: ModelProfile, device: Device, batch: int) -> LoadEstimate | None:
+    def _load(self, profile: ModelProfile, device: Device, receipt: Receipt | None, batch: int) -> LoadEstimate | None:
         """What loading takes, by the region's loads; None where there are too few."""
         if not self.inputs.residuals:
             return None
-        return self.residuals.load(class_of_device(device), load_needs(profile, batch))
+        provider_bytes = 0 if receipt is None else receipt.provider_bytes
+        return self.residuals.load(class_of_device(device), load_needs(profile, batch), provider_bytes)
 
     def may_sleep(self, device: Device) -> bool:
         """Whether a device sleeps while it has nothing to do: it can, and the region lets devices sleep."""

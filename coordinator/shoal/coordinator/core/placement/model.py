@@ -532,6 +532,8 @@ class ReplicaTarget:
     batching: Batching | None = None
     # As in Assignment: how long it has no request before its node unloads it; None: it stays loaded.
     to_zero_after_s: Seconds | None = None
+    # As in Assignment: the part of `memory_bytes` that its provider takes once in a shared worker.
+    provider_bytes: Bytes = Bytes(0)
 
     @property
     def number(self) -> int:

@@ -26,7 +26,7 @@ from shoal.coordinator.core.placement.allocations import (
 )
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.contention import Pick
-from shoal.coordinator.core.placement.feasible import Scope
+from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.joint import better_places, is_worth_trying
 from shoal.coordinator.core.placement.model import (
     SUMS,
@@ -501,7 +501,15 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         comparison=comparison_of(intent, option.device, option.precision),
         batching=batching_of(intent, option.device, option.precision),
         to_zero_after_s=intent.to_zero_after_s,
+        provider_bytes=kept.provider_bytes if kept is not None else _provider_bytes(intent, option),
     )
+
+
+def _provider_bytes(intent: Intent, option: Option) -> Bytes:
+    """0 where every replica has a worker of its own."""
+    if not intent.shared_worker or option.receipt is None:
+        return Bytes(0)
+    return Bytes(min(option.receipt.provider_bytes, memory_requirement(option)))
 
 
 def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan], standing: int) -> str:

@@ -70,6 +70,8 @@ class LoadSeen(NamedTuple):
     sizes: LoadSizes
     # Growth of the worker's memory, or seconds.
     value: float
+    # The part of it that is known otherwise, and not linear in sizes.
+    known: float = 0.0
 
 
 class _Prior(NamedTuple):
@@ -251,7 +253,8 @@ class LoadLaw:
         mean, deviation = (np.array(each, float) for each in prior)
         values = np.array([each.value for each in seen], float)
         sizes = np.array([each.sizes for each in seen], float)
-        missing, scaled = values - sizes @ mean, sizes * deviation
+        known = np.array([each.known for each in seen], float)
+        missing, scaled = values - known - sizes @ mean, sizes * deviation
         trust, amount = np.ones(len(seen)), 0.0
 
         def fit() -> _Fit:
@@ -274,10 +277,10 @@ class LoadLaw:
         self._covariance: NDArray[np.float64] = inverse * np.outer(deviation, deviation)
         self._spread = _spread(values - apart, apart)
 
-    def estimate(self, sizes: LoadSizes, *, never_under: bool = False) -> Interval:
-        """never_under: `high` is as far above the law as any value seen, within `_MOST_OVER`."""
+    def estimate(self, sizes: LoadSizes, *, known: float = 0.0, never_under: bool = False) -> Interval:
+        """known: as of a load. never_under: `high` is as far above the law as any value seen, within `_MOST_OVER`."""
         each = np.array(sizes, float)
-        middle = max(float(each @ self._coefficients), self._least)
+        middle = max(known + float(each @ self._coefficients), self._least)
         # Beyond what was loaded the law itself is in doubt.
         unknown = _DEVIATIONS * math.sqrt(max(0.0, float(each @ self._covariance @ each)))
         share, amount, most = self._spread

@@ -57,7 +57,9 @@ def predict(
     spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
     transfer_s = transfer_seconds(device, profile)
     if measured is not None:
-        return _from_measurement(measured, served, profile, spread, batch, transfer_s)
+        # In its next worker it may be the first one.
+        own = receipt.provider_bytes if receipt is not None and measured.joined else 0
+        return _from_measurement(measured, served, profile, spread, batch, transfer_s, own)
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision)
     if receipt is None or math.isnan(seconds):
@@ -66,7 +68,7 @@ def predict(
         return Refusal(Code.CAPABILITY_UNMEASURED, found, f"measured {precision} rates of {device.name}", remedy)
     factors = _correction(correction, profile.confident, spread)
     if load is None:
-        load = _estimate_first_load(device, receipt.rates, profile, batch)
+        load = _estimate_first_load(device, receipt, profile, batch)
     return _from_roofline(seconds, factors, receipt.rates, transfer_s, load)
 
 
@@ -102,21 +104,24 @@ def _from_roofline(
     )
 
 
-def _estimate_first_load(device: Device, rates: Rates, profile: ModelProfile, batch: int) -> LoadEstimate:
+def _estimate_first_load(device: Device, receipt: Receipt, profile: ModelProfile, batch: int) -> LoadEstimate:
     """Where the region loaded too few to know better. The seconds are unknown of a device that was not probed."""
-    load_s = UNKNOWN
-    if not math.isnan(rates.load_bytes):
-        load_s = seconds_before_loads(sizes_of(profile, batch), device.provider, rates.load_bytes)
-    return LoadEstimate(_memory(profile, batch), load_s, load_s)
+    load_s, load_bytes = UNKNOWN, receipt.rates.load_bytes
+    if not math.isnan(load_bytes):
+        load_s = seconds_before_loads(sizes_of(profile, batch), device.provider, load_bytes)
+    return LoadEstimate(_memory(profile, batch, receipt.provider_bytes), load_s, load_s)
 
 
-def _memory(profile: ModelProfile, batch: int) -> Interval:
+def _memory(profile: ModelProfile, batch: int, provider_bytes: int) -> Interval:
     """Of the process, the file, and a run of the largest batch. The upper end of the interval is what is committed."""
     run, of_run = profile.memory_of_run(batch), _run_bytes(profile)
     low, mid, high = (file * profile.size_bytes for file in FILE_BYTES)
     # A file that is one convolution of many weights takes six times its size.
     of_file = Interval(low, mid, max(high, file_bytes_at_peak(profile)))
-    ends = zip(PROCESS_BYTES, of_file, of_run, strict=True)
+    # Models of other kernels than the probe's have a provider open more of its libraries: in proportion, as much more
+    # as on a processor, whose own 10.7 MiB are within the interval.
+    own = _scale(PROCESS_BYTES, max(1.0, provider_bytes / PROCESS_BYTES.mid))
+    ends = zip(own, of_file, of_run, strict=True)
     return Interval(*(fixed + file + each * run for fixed, file, each in ends))
 
 
@@ -132,9 +137,11 @@ def _from_measurement(
     spread: float,
     batch: int,
     transfer_s: float,
+    own_bytes: int,
 ) -> Prediction:
     """Warm-up figures, blended with service by request counts: (n warm + m served) / (n + m). Half the interval is the
-    spread, or 1 / sqrt(n + m) if that is more."""
+    spread, or 1 / sqrt(n + m) if that is more. own_bytes: what the provider takes for itself, where the measured
+    memory is without it."""
     served = tuple(each for each in served if each.successes > 0 and not math.isnan(each.latency_p50_s))
     requests = sum(each.successes for each in served)
     samples = max(1, measured.samples)
@@ -150,7 +157,7 @@ def _from_measurement(
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
     p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
-    memory = _within(measured.memory_bytes, spread)
+    memory = _within(measured.memory_bytes + own_bytes, spread)
     # The warm-up is of one request; what others take beside it is still a prediction.
     further = profile.memory_of_run(batch) - profile.memory_of_run()
     ends = zip(memory, _run_bytes(profile), strict=True)

@@ -21,7 +21,7 @@ from shoal.coordinator.core.prediction.load_law import (
     seconds_law,
     wait_of,
 )
-from shoal.coordinator.core.prediction.model import Correction
+from shoal.coordinator.core.prediction.model import Correction, Interval
 from shoal.coordinator.core.prediction.residual_process import ResidualProcess
 from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
@@ -39,7 +39,7 @@ _MOST_WAIT: Final = 1000.0
 _UNSEEN: Final[Mapping[str, Any]] = {
     "log_ratio": 0.0, "log_ratio_of_sum": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0,
     "load_cpu_s": 0.0, "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
-    "profile_version": 0,
+    "profile_version": 0, "provider_bytes": 0.0,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -72,9 +72,9 @@ class RegionResiduals:
             )
         )
         self._loads = [each for rows in groups.values() for each in rows if each.load_sizes is not None]
-        self._memory_laws = dict[str, LoadLaw | None]()
+        self._memory_laws = dict[str, _MemoryLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
-        self._estimates = dict[tuple[DeviceClass, LoadNeeds], LoadEstimate]()
+        self._estimates = dict[tuple[DeviceClass, LoadNeeds, float], LoadEstimate]()
 
     def learn(self) -> None:
         """Does now what the first predictions would wait for."""
@@ -82,23 +82,25 @@ class RegionResiduals:
         for device_class in {each.device_class for each in self._loads}:
             self._laws_of(device_class)
 
-    def load(self, device_class: DeviceClass, needs: LoadNeeds) -> LoadEstimate | None:
-        """What loading a model takes; None where the region has loaded too few on this class."""
-        key = device_class, needs
+    def load(self, device_class: DeviceClass, needs: LoadNeeds, provider_bytes: float = 0.0) -> LoadEstimate | None:
+        """What loading a model takes, in a worker of its own; None where the region has loaded too few on this class.
+        provider_bytes: of the device's receipt."""
+        # The law of the processor's own provider has it: devices of a class share an answer.
+        key = device_class, needs, 0.0 if device_class.provider == PROCESSOR else provider_bytes
         known = self._estimates.get(key)  # plans ask from another thread than steps
-        if known is None and (known := self._load(device_class, needs)) is not None:
+        if known is None and (known := self._load(*key)) is not None:
             if len(self._estimates) >= _MOST_REMEMBERED:
                 self._estimates.clear()
             self._estimates[key] = known
         return known
 
-    def _load(self, device_class: DeviceClass, needs: LoadNeeds) -> LoadEstimate | None:
+    def _load(self, device_class: DeviceClass, needs: LoadNeeds, provider_bytes: float) -> LoadEstimate | None:
         memory, seconds = self._laws_of(device_class)
         if memory is None or seconds is None:
             return None
         law, wait = seconds
         work_s = law.estimate(needs.sizes)
-        held = memory.estimate(_memory_sizes(needs, device_class.provider), never_under=True)
+        held = memory.estimate(_memory_sizes(needs, device_class.provider), provider_bytes)
         return LoadEstimate(held, wait.stretch(work_s), work_s)
 
     def _work_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
@@ -108,16 +110,15 @@ class RegionResiduals:
             (each, each.load_cpu_s if each.load_s / _MOST_WAIT <= each.load_cpu_s <= each.load_s else each.load_s)
             for each in same
         ]
-        law = _seconds_law(_seen((each.load_sizes, work_s) for each, work_s in seen), device_class.provider)
+        law = _seconds_law(_seen((each.load_sizes, work_s, 0.0) for each, work_s in seen), device_class.provider)
         return None if law is None else (law, wait_of([each.load_s / work_s for each, work_s in seen]))
 
-    def _laws_of(self, device_class: DeviceClass) -> tuple[LoadLaw | None, tuple[LoadLaw, LoadWait] | None]:
+    def _laws_of(self, device_class: DeviceClass) -> tuple["_MemoryLaw | None", tuple[LoadLaw, LoadWait] | None]:
         """Of memory, which loads with one provider share, and of seconds."""
         provider = device_class.provider
         if provider not in self._memory_laws:
             same = [each for each in self._loads if each.device_class.provider == provider]
-            seen = _seen((_seen_sizes(each), each.memory_bytes) for each in same)
-            self._memory_laws[provider] = _memory_law(seen, provider)
+            self._memory_laws[provider] = _memory_law_of(same, provider)
         if device_class not in self._seconds_laws:
             self._seconds_laws[device_class] = self._work_law(device_class)
         return self._memory_laws[provider], self._seconds_laws[device_class]
@@ -128,6 +129,30 @@ class RegionResiduals:
         return self._errors.correction(
             Residual(model, device_class, tuple(round(20 * share) / 20 for share in mix), 0.0)
         )
+
+
+class _MemoryLaw(NamedTuple):
+    """What loads with one provider take."""
+
+    law: LoadLaw
+    # What the provider takes for itself where no receipt says it. 0: the law has that in it.
+    provider_bytes: float
+
+    def estimate(self, sizes: LoadSizes, provider_bytes: float) -> Interval:
+        known = (provider_bytes or self.provider_bytes) if self.provider_bytes else 0.0
+        return self.law.estimate(sizes, known=known, never_under=True)
+
+
+def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | None:
+    """What a provider takes for itself differs between its devices, by 100 MB and more. Where it is known of enough
+    loads, the law is of what they took beside it. It is among the sizes of the processor's own provider already."""
+    rows = [(_seen_sizes(each), each.memory_bytes, each.provider_bytes) for each in loads]
+    told = [row for row in rows if row[2] > 0] if provider != PROCESSOR else []
+    law = _memory_law(_seen(told), provider)
+    if law is not None:
+        return _MemoryLaw(law, _median(known for _, _, known in told))
+    law = _memory_law(_seen((sizes, value, 0.0) for sizes, value, _ in rows), provider)
+    return None if law is None else _MemoryLaw(law, 0.0)
 
 
 def _memory_sizes(needs: LoadNeeds, provider: str) -> LoadSizes:
@@ -190,9 +215,11 @@ def _median(values: Iterable[float]) -> float:
     return (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if known else math.nan
 
 
-def _seen(loads: Iterable[tuple[LoadSizes | None, float]]) -> tuple[LoadSeen, ...]:
-    """Those that could be."""
-    return tuple(LoadSeen(sizes, value) for sizes, value in loads if sizes is not None and 0 < value < math.inf)
+def _seen(loads: Iterable[tuple[LoadSizes | None, float, float]]) -> tuple[LoadSeen, ...]:
+    """Those that could be, of (sizes, value, known)."""
+    return tuple(
+        LoadSeen(sizes, value, known) for sizes, value, known in loads if sizes is not None and 0 < value < math.inf
+    )
 
 
 # As functions of values, so that what did not change is not solved twice.

@@ -45,7 +45,7 @@ class Residual:
     # Of the model, at the warm-up's shapes; None in a record of an older version. Those know it as `sizes`, of six
     # numbers, and could not read eight.
     load_sizes: LoadSizes | None = None
-    # Growth of the worker's memory; NaN in such a record.
+    # Growth of a worker's memory, as that of its first model; NaN in such a record.
     memory_bytes: float = math.nan
     # What the load took; NaN in such a record.
     load_s: float = math.nan
@@ -63,6 +63,8 @@ class Residual:
     log_ratio_of_sum: float = math.nan
     # `ModelProfile.version` of the profile that promised it.
     profile_version: int = 0
+    # `Receipt.provider_bytes`, which are in `memory_bytes`; 0: unknown, as in a record of an older version.
+    provider_bytes: float = 0.0
 
     @property
     def is_of_sum(self) -> bool:
@@ -88,8 +90,10 @@ def residual_of(
     measured: Measured,
     needs: LoadNeeds | None = None,
     profile_version: int = 0,
+    provider_bytes: float = 0.0,
 ) -> Residual | None:
-    """None where the receipt promises nothing, or the measurement is none that could be."""
+    """None where the receipt promises nothing, or the measurement is none that could be. provider_bytes: of the
+    receipt."""
     measured_s = measured.latency_p50_s
     parts = service_parts(demand, rates, precision)
     promised = math.fsum(parts)
@@ -102,10 +106,12 @@ def residual_of(
     tail_runs = 0 if math.isnan(tail) else measured.samples
     found = Residual(
         *(model, class_of_device(device), mix, math.nan, needs.sizes if needs else None),
-        *(measured.memory_bytes, measured.load_s, tail, tail_runs, measured.load_cpu_s),
+        measured.memory_bytes + (provider_bytes if measured.joined else 0.0),
+        *(measured.load_s, tail, tail_runs, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
         ratio,
         profile_version,
+        provider_bytes,
     )
     return found if found.is_plausible else None
 

@@ -198,6 +198,7 @@ class _Step:
             comparison=target.comparison,
             batching=target.batching,
             to_zero_after_s=None if target.standby else target.to_zero_after_s,
+            provider_bytes=target.provider_bytes,
         )
         self.marks[name] = Mark(AssignmentStage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""

@@ -167,4 +167,7 @@ def _residual(
     precision = one.precision or profile.precision
     is_blocked = works_on_blocks(device, state.node.arch, precision)
     demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)
-    return residual_of(one.variant, device, receipt.rates, precision, demand, observed.measured, needs, profile.version)
+    return residual_of(
+        *(one.variant, device, receipt.rates, precision, demand, observed.measured, needs, profile.version),
+        provider_bytes=receipt.provider_bytes,
+    )

@@ -349,6 +349,41 @@ def test_memory_follows_the_phases_of_a_load_with_the_runtimes_own_provider_alon
         assert found.memory_bytes.mid == pytest.approx(taken, rel=0.05)
 
 
+def test_what_a_provider_takes_for_itself_is_no_property_of_models() -> None:
+    """A card whose context takes 800 MB teaches one whose context takes 300."""
+
+    def load_of(number: int, own: float, told: float) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 0.0, 10.0)
+        taken = own + 1e7 + 3e6 * number
+        seen = replace(residual(2, f"m{number} {own}", CARD), load_sizes=sizes, memory_sizes=sizes, memory_bytes=taken)
+        return replace(seen, load_s=0.01 * number, provider_bytes=told)
+
+    def predicted(loads: Iterable[Residual], provider_bytes: float) -> float:
+        found = RegionResiduals(loads).load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), provider_bytes)
+        assert found is not None
+        return found.memory_bytes.mid
+
+    large = [load_of(number, 8e8, 8e8) for number in range(1, 20)]
+    older = [load_of(number, 8e8, 0.0) for number in range(1, 20)]
+    assert predicted(large, 8e8) == pytest.approx(8.37e8, rel=0.01)
+    assert predicted(large, 3e8) == pytest.approx(3.37e8, rel=0.01)
+    assert predicted(large, 0.0) == pytest.approx(8.37e8, rel=0.01), "no receipt says it: as on the others"
+    assert predicted([*large, *older], 3e8) == pytest.approx(3.37e8, rel=0.01), "not counted twice"
+    assert predicted(older, 8e8) == pytest.approx(8.37e8, rel=0.05), "the law has it already"
+
+
+def test_a_load_in_an_open_worker_teaches_what_it_takes_alone() -> None:
+    asked, gpu = needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), device("gpu0")
+    rates, demand = receipt(node("n", gpu), gpu).rates, demand_of(profile())
+    found = [
+        residual_of(
+            "a", gpu, rates, "fp32", demand, replace(warm_up_of(0.01), joined=joined), asked, provider_bytes=5e8
+        )
+        for joined in (False, True)
+    ]
+    assert [each and each.memory_bytes for each in found] == [2**20, 2**20 + 5e8]
+
+
 def test_a_ratio_of_an_older_version_tells_nothing() -> None:
     """It is to a roofline that takes the larger of arithmetic and movement."""
     older = [replace(residual(8.0, model), log_ratio=math.log(8), log_ratio_of_sum=math.nan) for model in "abcdefgh"]
