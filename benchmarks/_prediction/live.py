@@ -14,10 +14,10 @@ import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from _prediction.live_models import LiveModel
@@ -51,6 +51,7 @@ from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import PartitionRule, WorkloadKey
 
+Recorded = TypeVar("Recorded", Receipt, Measured)
 _RULE = PartitionRule(Seconds(1.0), Seconds(10.0), None, False)
 _SIDES_WITHIN = 0.15
 _PROBES = 5
@@ -109,9 +110,18 @@ def again(raw: Path) -> LiveMeasured:
     """What an earlier run has written, with profiles as they are computed now."""
     receipts, cases = pickle.loads(raw.read_bytes())
     return LiveMeasured(
-        receipts,
-        {name: (replace(case, profile=_profile(case.model, case.batch)), seen) for name, (case, seen) in cases.items()},
+        {key: _with_defaults(receipt) for key, receipt in receipts.items()},
+        {
+            name: (replace(case, profile=_profile(case.model, case.batch)), [_with_defaults(each) for each in seen])
+            for name, (case, seen) in cases.items()
+        },
     )
+
+
+def _with_defaults(recorded: Recorded) -> Recorded:
+    """What an older version has pickled, with the fields that it did not know."""
+    known = {each.name: getattr(recorded, each.name) for each in fields(recorded) if hasattr(recorded, each.name)}
+    return type(recorded)(**known)
 
 
 async def measure_all(

@@ -77,9 +77,10 @@ of several channels, and of one; transcendental: exponentials and the like; redu
 
 RUN_BATCHES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Requests that run as one, of which a profile knows the memory."""
-PROFILE_VERSION: Final = 2
+PROFILE_VERSION: Final = 3
 """Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed
-again after a coordinator's start, and as a model is pushed again. Since 2 `run_bytes` are of two runs."""
+again after a coordinator's start, and as a model is pushed again. Since 2 `run_bytes` are of two runs,
+since 3 `inner_packed_bytes` and `folded_bytes` are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,12 @@ class ModelProfile:
     # What one run of each of `RUN_BATCHES` takes; empty in a profile of an older version, of which `run_growth_bytes`
     # tells.
     batch_run_bytes: tuple[Bytes, ...] = ()
+    # Weights of the main graph that one graph inside its nodes multiplies by, of the one that has most of them: the
+    # runtime makes an ordered copy of all before it frees the first. 0 without any, and of an older profile.
+    inner_packed_bytes: Bytes = Bytes(0)
+    # Weights that the runtime computes from others as it loads the model, such as a transposed one, and of each graph
+    # inside a node for itself: the others are there meanwhile. 0 without any, and of an older profile.
+    folded_bytes: Bytes = Bytes(0)
 
     def memory_of_run(self, batch: float = 1) -> float:
         """What one run of so many requests takes: by `run_bytes`, or what stands for it. A batch below 1 is a request

@@ -883,6 +883,8 @@ class ModelProfile(_message.Message):
     LAYOUT_BYTES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     BATCH_RUN_BYTES_FIELD_NUMBER: _builtins.int
+    INNER_PACKED_BYTES_FIELD_NUMBER: _builtins.int
+    FOLDED_BYTES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -900,6 +902,8 @@ class ModelProfile(_message.Message):
     layout_copies: _builtins.int
     layout_bytes: _builtins.int
     version: _builtins.int
+    inner_packed_bytes: _builtins.int
+    folded_bytes: _builtins.int
     @_builtins.property
     def domains(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -953,10 +957,12 @@ class ModelProfile(_message.Message):
         layout_bytes: _builtins.int = ...,
         version: _builtins.int = ...,
         batch_run_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        inner_packed_bytes: _builtins.int = ...,
+        folded_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "batch_run_bytes", b"batch_run_bytes", "below", b"below", "confident", b"confident", "copied_bytes", b"copied_bytes", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_convolution_bytes", b"largest_convolution_bytes", "largest_weight_bytes", b"largest_weight_bytes", "layout_bytes", b"layout_bytes", "layout_copies", b"layout_copies", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "run_bytes", b"run_bytes", "run_growth_bytes", b"run_growth_bytes", "size_bytes", b"size_bytes", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "batch_run_bytes", b"batch_run_bytes", "below", b"below", "confident", b"confident", "copied_bytes", b"copied_bytes", "costs", b"costs", "definitions", b"definitions", "digest", b"digest", "domains", b"domains", "folded_bytes", b"folded_bytes", "inner_packed_bytes", b"inner_packed_bytes", "inputs", b"inputs", "ir_version", b"ir_version", "kernels", b"kernels", "largest_convolution_bytes", b"largest_convolution_bytes", "largest_weight_bytes", b"largest_weight_bytes", "layout_bytes", b"layout_bytes", "layout_copies", b"layout_copies", "metadata", b"metadata", "operands", b"operands", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "run_bytes", b"run_bytes", "run_growth_bytes", b"run_growth_bytes", "size_bytes", b"size_bytes", "version", b"version", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

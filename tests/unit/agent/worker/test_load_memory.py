@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from harness.models.synthetic import digest_of, graph, ints, model, relu, tensor
 from shoal.coordinator.core.graph import profile_of
+from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.types.profile import ModelProfile
 
 _WIDTH = 1024
@@ -28,8 +29,9 @@ from shoal.host.memory import return_at_once
 def session(path):
     return ort.InferenceSession(Path(path).read_bytes(), session_options(1), providers=["CPUExecutionProvider"])
 
-first = session(sys.argv[1])  # what the process holds from then on is no model's own
-first.run(None, {"x": np.zeros((1, 4), np.float32)})
+if sys.argv[1]:
+    first = session(sys.argv[1])  # what the process holds from then on is no model's own
+    first.run(None, {"x": np.zeros((1, 4), np.float32)})
 reset_peak()
 before = resident_bytes()
 with return_at_once():
@@ -45,11 +47,12 @@ print(json.dumps(found))
 """
 
 
-def measure(folder: Path, made: ModelProto) -> dict[str, object]:
+def measure(folder: Path, made: ModelProto, *, is_first: bool = False) -> dict[str, object]:
+    """is_first: the process has opened no model before, as most workers."""
     small, large = folder / "small.onnx", folder / "large.onnx"
     small.write_bytes(relu().SerializeToString())
     large.write_bytes(made.SerializeToString())
-    command = [sys.executable, "-c", _CODE, str(small), str(large)]
+    command = [sys.executable, "-c", _CODE, "" if is_first else str(small), str(large)]
     done = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -99,6 +102,68 @@ def test_a_load_copies_constants_of_inner_graphs_and_of_nodes_once_more(
     assert more == pytest.approx(copies * _BYTES, abs=0.35 * _BYTES)
     counted = profile(made).copied_bytes - profile(plain).copied_bytes
     assert counted == pytest.approx(copies * _BYTES, rel=0.01)
+
+
+def products(depth: int, count: int = 3) -> ModelProto:
+    """As many products with matrices of the main graph, inside so many nodes."""
+    draw = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(draw.standard_normal((_WIDTH, _WIDTH), np.float32), f"w{n}") for n in range(count)
+    ]
+    nodes = [helper.make_node("MatMul", [f"h{n}" if n else "x", f"w{n}"], [f"h{n + 1}"]) for n in range(count)]
+    result = f"h{count}"
+    for level in range(depth):
+        nodes, _, result = _inside(nodes, [], result, level)
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    return model(nodes, [tensor("x", [1, _WIDTH])], [tensor(result, None)], [*weights, zero], opset=17)
+
+
+@pytest.mark.parametrize(("depth", "ordered"), [(1, 3), (2, 0)])
+def test_weights_that_an_inner_graph_multiplies_by_are_all_ordered_before_one_is_freed(
+    tmp_path: Path, depth: int, ordered: int
+) -> None:
+    plain, made = products(0), products(depth)
+    alone, inside = (float(str(measure(tmp_path, each, is_first=True)["load"])) for each in (plain, made))
+    more = max(0, ordered - 1) * _BYTES  # of three one is there twice anyway
+    assert inside - alone == pytest.approx(more, abs=0.35 * _BYTES)
+    for peak, of in ((alone, plain), (inside, made)):
+        assert load_needs(profile(of)).memory_sizes.other_bytes * 3 + 8.1 * 2**20 == pytest.approx(peak, rel=0.1)
+    assert profile(plain).inner_packed_bytes == 0
+    assert profile(made).inner_packed_bytes == ordered * _BYTES
+
+
+@pytest.mark.parametrize(("depth", "copies"), [(0, 1), (1, 2)])
+def test_what_is_computed_of_weights_is_there_beside_them_in_each_graph_that_reads_it(
+    tmp_path: Path, depth: int, copies: int
+) -> None:
+    """Transposed matrices of the main graph. Both branches of an If transpose them for themselves."""
+
+    def made(*, is_folded: bool) -> ModelProto:
+        draw = np.random.default_rng(0)
+        weights = [numpy_helper.from_array(draw.standard_normal((_WIDTH, _WIDTH), np.float32), f"w{n}") for n in (0, 1)]
+
+        def nodes(result: str) -> list[NodeProto]:
+            first, second = (f"{result}0", f"{result}1") if is_folded else ("w0", "w1")
+            folded = [helper.make_node("Transpose", [f"w{n}"], [f"{result}{n}"]) for n in (0, 1)] if is_folded else []
+            products = helper.make_node("MatMul", ["x", first], ["h" + result])
+            return [*folded, products, helper.make_node("MatMul", ["h" + result, second], [result])]
+
+        if depth == 0:
+            return model(nodes("y"), [tensor("x", [1, _WIDTH])], [tensor("y", None)], weights, opset=17)
+        then, other = (graph(nodes(name), [], [tensor(name, None)]) for name in ("t", "e"))
+        outer = [
+            helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+            helper.make_node("Greater", ["s", "zero"], ["c"]),
+            helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other),
+        ]
+        zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+        return model(outer, [tensor("x", [1, _WIDTH])], [tensor("y", None)], [*weights, zero], opset=17)
+
+    plain, folded = made(is_folded=False), made(is_folded=True)
+    assert profile(plain).folded_bytes == 0
+    assert profile(folded).folded_bytes == 2 * copies * _BYTES
+    peak = float(str(measure(tmp_path, folded, is_first=True)["load"]))
+    assert load_needs(profile(folded)).memory_sizes.other_bytes * 3 + 8.1 * 2**20 == pytest.approx(peak, rel=0.1)
 
 
 def test_a_run_takes_what_the_profile_says_and_the_next_ones_no_more(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ class CostTally:
     layout_copies: int = 0
     # Likewise.
     layout_bytes: int = 0
+    # As of `ModelProfile`.
+    folded_bytes: int = 0
 
     @property
     def flops(self) -> float:
@@ -94,6 +96,7 @@ class CostTally:
     def merge(self, other: "CostTally", share: float = 1.0) -> None:
         """Adds `other`, with FLOPs and bytes multiplied by `share`, such as a loop's trip count. Nodes count once."""
         self.unknown += other.unknown
+        self.folded_bytes += other.folded_bytes
         self.largest_convolution_bytes = max(self.largest_convolution_bytes, other.largest_convolution_bytes)
         for key, kernel in other.kernels.items() if share else ():
             self.kernels.setdefault(key, KernelSum()).add(kernel, share)
@@ -128,6 +131,10 @@ class GraphContext:
     functions: Mapping[FunctionKey, FunctionProto]
     # Attributes of the current function call, by the function's names; empty outside of functions.
     bindings: Mapping[str, AttributeProto] = field(default_factory=dict)
+
+
+_NOT_FOLDED: Final = "DequantizeLinear"
+"""ONNX Runtime, core/optimizer/constant_folding.cc: it stays, since kernels take quantized weights."""
 
 
 def run_graph(
@@ -180,6 +187,7 @@ def _run(
     sizes: dict[str, int] = {}
     live = peak = held_bytes
     absorbed = absorbed_nodes(nodes, results)
+    folding = _Folding()
     for index, node in enumerate(nodes):
         inputs = [scope.get(name, UNKNOWN) if name else UNKNOWN for name in node.input]
         ran = _step(_bind_attributes(node, context), inputs, scope, context, is_absorbed=index in absorbed)
@@ -195,6 +203,7 @@ def _run(
                 sizes[name] = value.nbytes or 0
                 live += sizes[name]
         tally.merge(ran.tally)
+        tally.folded_bytes += folding.take(node, inputs, scope)
         peak = max(peak, live + ran.peak_bytes)
         if steps is not None:
             made = [scope.get(name, UNKNOWN) for name in node.output]  # a body may return fewer
@@ -202,6 +211,30 @@ def _run(
         for name in ends.get(index, ()):
             live -= sizes.pop(name, 0)
     return GraphRun(tuple(scope.get(name, UNKNOWN) for name in results), peak, tally)
+
+
+class _Folding:
+    """Which tensors of a body the runtime computes once, as it loads the model, and keeps as weights."""
+
+    def __init__(self) -> None:
+        # Bytes by name; without those that were counted.
+        self._made: dict[str, int] = {}
+        # Names of what it computes in every run, although it could be folded.
+        self._kept: set[str] = set()
+
+    def take(self, node: NodeProto, inputs: Sequence[Value], scope: TensorScope) -> int:
+        """Bytes of those that the next node of the body reads for the first time, and that are not folded further."""
+        if node.op_type == "Constant":
+            return 0
+        given = set(input_names(node))  # those of graphs inside it too
+        is_constant = bool(given) and all(
+            value.constant for name, value in zip(node.input, inputs, strict=True) if name
+        )
+        if not is_constant or node.op_type == _NOT_FOLDED or not self._kept.isdisjoint(given):
+            self._kept.update(node.output)
+            return sum(self._made.pop(name, 0) for name in given)
+        self._made.update({name: scope[name].nbytes or 0 for name in node.output if name in scope})
+        return 0
 
 
 def _step(

@@ -273,6 +273,7 @@ def _implausible_figures(asked: Solicitation) -> Refusal | None:
 def _figures(profile: ModelProfile) -> Iterable[float]:
     yield from (profile.size_bytes, profile.weight_bytes, profile.activation_bytes, profile.largest_weight_bytes)
     yield from (profile.run_bytes, profile.copied_bytes, profile.run_growth_bytes, profile.largest_convolution_bytes)
-    yield from (profile.layout_copies, profile.layout_bytes, *profile.batch_run_bytes)
+    yield from (profile.layout_copies, profile.layout_bytes, profile.inner_packed_bytes, profile.folded_bytes)
+    yield from profile.batch_run_bytes
     for cost in profile.costs:
         yield from (cost.nodes, cost.flops, cost.bytes)

@@ -223,6 +223,8 @@ def prepared_profile(profile: ModelProfile, precision: str) -> ModelProfile:
         largest_weight_bytes=Bytes(int(profile.largest_weight_bytes * weights_left)),
         largest_convolution_bytes=Bytes(int(profile.largest_convolution_bytes * weights_left)),
         copied_bytes=Bytes(int(profile.copied_bytes * weights_left)),
+        inner_packed_bytes=Bytes(int(profile.inner_packed_bytes * weights_left)),
+        folded_bytes=Bytes(int(profile.folded_bytes * weights_left)),
         costs=tuple(shrink(cost) for cost in profile.costs),
         kernels=tuple(
             replace(each, bytes=each.bytes * activations_left, weight_bytes=each.weight_bytes * weights_left)

@@ -96,6 +96,9 @@ _CODE_BYTES: Final = 8.1 * 2**20
 """Pages of the runtime's code that a first session touches once it has read its file: RssFile of fresh workers with
 ONNX Runtime 1.32 on x86 rose from 29.4 to 37.1 .. 38.2 MiB with six of seven models while it optimised them. With the
 seventh the peak came before."""
+_OPERATOR_CODE_BYTES: Final = 8e4
+"""Pages of code for each kind of operator in a graph: RssFile of such workers rose by 16.5 MiB with two kinds (a
+perceptron), by 17.1 to 17.5 with seven to nine of eleven models, and by 17.6 to 18.6 with 18 to 24."""
 _REORDER_COPIES: Final = 3
 """Of the convolution's weights that are being reordered: nchwc_transformer.cc holds them unpacked, in their new order,
 and as a new tensor."""
@@ -176,12 +179,13 @@ def _load_needs(profile: ModelProfile, batch: int) -> LoadNeeds:
     read = _FILE_COPIES * file + profile.copied_bytes
     reordered = sizes.convolution_bytes + _REORDER_COPIES * _largest_convolution_bytes(profile)
     # The file as it was read, its tensors, and those that are made of them.
-    optimised = _CODE_BYTES + 2 * file + kept + max(sizes.largest_weight_bytes, reordered)
+    made = max(sizes.largest_weight_bytes, reordered, float(profile.inner_packed_bytes))
+    optimised = _CODE_BYTES + 2 * file + kept + float(profile.folded_bytes) + made
     ready = max(read, optimised)
     ran = _CODE_BYTES + file + kept + _RUN_SHARE * profile.memory_of_run(batch)
     memory_sizes = sizes._replace(
         convolution_bytes=0.0,
-        other_bytes=(ready - _CODE_BYTES) / _FILE_COPIES,
+        other_bytes=(ready - _CODE_BYTES + _operator_code_bytes(profile)) / _FILE_COPIES,
         activation_bytes=max(0.0, ran - ready) / _RUN_SHARE,
         largest_weight_bytes=0.0,
     )
@@ -189,6 +193,10 @@ def _load_needs(profile: ModelProfile, batch: int) -> LoadNeeds:
 
 
 _needs = OfProfiles(_load_needs)
+
+
+def _operator_code_bytes(profile: ModelProfile) -> float:
+    return _OPERATOR_CODE_BYTES * len(profile.costs)
 
 
 def _largest_convolution_bytes(profile: ModelProfile) -> float:
@@ -199,7 +207,9 @@ def _largest_convolution_bytes(profile: ModelProfile) -> float:
 
 def file_bytes_at_peak(profile: ModelProfile) -> float:
     """What a load holds of the file, and of what is made of it, until it is ready; 0 of an older profile."""
-    return _FILE_COPIES * load_needs(profile).memory_sizes.other_bytes if profile.run_bytes else 0.0
+    if not profile.run_bytes:
+        return 0.0
+    return _FILE_COPIES * load_needs(profile).memory_sizes.other_bytes - _operator_code_bytes(profile)
 
 
 class LoadWait(NamedTuple):

@@ -131,7 +131,7 @@ def test_memory_peaks_as_a_file_is_read_as_it_is_optimised_or_as_it_runs() -> No
 
     def phases_of(**changes: object) -> tuple[float, float]:
         """Beside the runtime's code, in MiB: until the model is ready, and by a run beyond that."""
-        base = replace(profile(), size_bytes=Bytes(20 * mib), run_bytes=Bytes(mib), copied_bytes=Bytes(0), kernels=())
+        base = replace(profile(), size_bytes=Bytes(20 * mib), run_bytes=Bytes(mib), costs=(), kernels=())
         found = load_needs(replace(base, **changes)).memory_sizes  # type: ignore[arg-type]
         assert (found.convolution_bytes, found.largest_weight_bytes) == (0, 0)
         return 3 * found.other_bytes / mib, 1.25 * found.activation_bytes / mib
@@ -139,6 +139,10 @@ def test_memory_peaks_as_a_file_is_read_as_it_is_optimised_or_as_it_runs() -> No
     assert phases_of() == pytest.approx((60 - 8.1, 0)), "as read, as parsed, as tensors"
     assert phases_of(copied_bytes=Bytes(10 * mib)) == pytest.approx((70 - 8.1, 0)), "constants in nodes once more"
     assert phases_of(largest_weight_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "packed, after it was read"
+    assert phases_of(inner_packed_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "all of them, likewise"
+    assert phases_of(folded_bytes=Bytes(19 * mib)) == pytest.approx((59, 0)), "beside what they are made of"
+    kinds = tuple(OperatorCost(name, 9, 1.0, 1.0) for name in ("Add", "Relu"))
+    assert phases_of(costs=kinds) == pytest.approx((60 - 8.1 + 0.16e6 / mib, 0)), "the code of each kind"
     convolution = KernelCost("conv", 2.0, 1.0, 1.0, 10.0 * mib)
     of_weights = {"kernels": (convolution,), "weight_bytes": Bytes(20 * mib)}
     largest = {"largest_convolution_bytes": Bytes(5 * mib), "largest_weight_bytes": Bytes(8 * mib)}
