@@ -2015,12 +2015,16 @@ class CanMoveReply(_message.Message):
     ESTIMATES_FIELD_NUMBER: _builtins.int
     BIDS_FIELD_NUMBER: _builtins.int
     SOURCE_STAND_IN_FIELD_NUMBER: _builtins.int
+    SOURCE_REGION_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """Of the best."""
     source_node: _builtins.str
     """Where the replica that would move is; empty where none runs."""
     source_device: _builtins.str
     source_stand_in: _builtins.str
+    source_region: _builtins.str
+    """The region that runs it; empty: this one, or none."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -2030,6 +2034,10 @@ class CanMoveReply(_message.Message):
     @_builtins.property
     def bids(self) -> _containers.RepeatedCompositeFieldContainer[Global___BidView]:
         """Of a region; nothing is held."""
+
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal:
+        """Why not, where the answer is no; `Migrate` to the same place is refused with it."""
 
     def __init__(
         self,
@@ -2041,10 +2049,12 @@ class CanMoveReply(_message.Message):
         estimates: _abc.Iterable[Global___MoveEstimate] | None = ...,
         bids: _abc.Iterable[Global___BidView] | None = ...,
         source_stand_in: _builtins.str = ...,
+        source_region: _builtins.str = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_node", b"source_node", "source_stand_in", b"source_stand_in", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "refusal", b"refusal", "source_device", b"source_device", "source_node", b"source_node", "source_region", b"source_region", "source_stand_in", b"source_stand_in", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -292,6 +292,26 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
     agrees("can-move.txt", capsys.readouterr().out, request)
 
 
+def test_can_move_says_why_not_where_there_is_no_place_to_list(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = nouns_pb2.Refusal(code="NOT_FOUND", found="away has default/reader", remedy="bring it home first")
+    key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
+    reply = operator_pb2.CanMoveReply(workload=key, answer="no", source_region="away", refusal=refusal)
+    moves.show_prospect(reply, "edge-npu", wide=False)
+    said = capsys.readouterr().out
+    assert said == (
+        "no: default/reader to edge-npu\n  because NOT_FOUND away has default/reader; try: bring it home first\n"
+    )
+    unknown = operator_pb2.Estimate(low=math.nan, mid=math.nan, high=math.nan)
+    held = operator_pb2.MoveEstimate(
+        node="edge-npu", device="npu0", answer="yes", load_s=unknown, cost_of_both=math.nan
+    )
+    reply = operator_pb2.CanMoveReply(workload=key, answer="yes", source_region="away", estimates=[held])
+    moves.show_prospect(reply, "home", wide=False)
+    said = capsys.readouterr().out
+    assert said.startswith("yes: default/reader to home, from away\n")
+    assert "bytes held there, load time unknown\n" in said
+
+
 def test_a_plan_says_that_another_model_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
     plan = example_plan()
     plan.workloads[0].compared_with.append("sha256:0123")

@@ -63,8 +63,9 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
 def _show_expectation(migration: operator_pb2.MigrationView) -> None:
     """Expected gain beside the actual one."""
     expected, came = migration.expected, migration.came if migration.HasField("came") else None
+    seconds = f", {show_seconds(expected.seconds)}" if math.isfinite(expected.seconds) else ""
     fetch = f", {show_bytes(expected.fetch_bytes)} to fetch" if expected.fetch_bytes else ""
-    line(f"expected: {show_gain(expected.gain)}, {_figure(expected.seconds, show_seconds)}{fetch}")
+    line(f"expected: {show_gain(expected.gain)}{seconds}{fetch}")
     if came is not None:
         errors = f", {came.errors} failed" if came.errors else ""
         counted = f"{came.requests} requests in {show_seconds(came.over_s)}{errors}"

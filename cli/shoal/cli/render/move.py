@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.output import line, table
 from shoal.cli.render.plan import show_bids
-from shoal.cli.render.resources import device_name, estimate, estimate_cell, link_text, reason
+from shoal.cli.render.resources import device_name, estimate, estimate_cell, full_reason, link_text, reason
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
 
@@ -15,8 +15,11 @@ def show_prospect(reply: operator_pb2.CanMoveReply, to: str, *, wide: bool) -> N
     """The answer first, then each device and variant, the best on top."""
     name = f"{reply.workload.tenant}/{reply.workload.name}"
     source = device_name(reply.source_node, reply.source_device, reply.source_stand_in)
-    now = f", from {source}" if reply.source_node else ", which runs nowhere yet"
+    runs = source if reply.source_node else reply.source_region
+    now = f", from {runs}" if runs else ", which runs nowhere yet"
     line(f"{reply.answer}: {name} to {to}{now if reply.estimates else ''}", "red" if reply.answer == "no" else "green")
+    if reply.refusal.code and not (reply.bids or reply.estimates):
+        line(f"  because {full_reason(reply.refusal)}", "red")
     if reply.bids:
         line("  what it would offer (nothing is held):")
         show_bids(reply.bids, wide=wide)
@@ -37,7 +40,9 @@ def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
         return
     fetch = show_bytes(one.fetch_bytes) if one.fetch_bytes else "held there"
     both = f", {one.cost_of_both:.2g} USD while both run" if math.isfinite(one.cost_of_both) else ""
-    line(f"    bytes {fetch}, load {estimate(one.load_s, show_seconds)}{_transfer(one)}{both}")
+    load = estimate(one.load_s, show_seconds)
+    load = "time unknown" if load == "-" else load
+    line(f"    bytes {fetch}, load {load}{_transfer(one)}{both}")
     source, target = one.now if one.HasField("now") else None, one.then if one.HasField("then") else None
     rows: list[list[str | Cell]] = [
         ["p95 at the worker", _of(source, "latency_p95_s", show_seconds), _of(target, "latency_p95_s", show_seconds)],

@@ -9,7 +9,12 @@ from shoal.wire.nouns import to_wire
 
 
 def can_move_view(result: CanMoveResult, fleet: Fleet) -> operator_pb2.CanMoveReply:
-    reply = operator_pb2.CanMoveReply(workload=key_view(result.workload), answer=result.answer)
+    reply = operator_pb2.CanMoveReply(
+        workload=key_view(result.workload),
+        answer=result.answer,
+        source_region=result.region,
+        refusal=refusal_view(result.refusal) if result.refusal is not None else None,
+    )
     if (within := result.estimate) is not None:
         if within.source is not None:
             reply.source_node, reply.source_device = within.source

@@ -17,6 +17,7 @@ from shoal.coordinator.controllers.workloads.migrations import (
     MigrationRepository,
     verdict_digest,
 )
+from shoal.coordinator.core.migration.estimate import MoveAnswer
 from shoal.coordinator.core.migration.model import (
     AbortedState,
     Cause,
@@ -301,6 +302,38 @@ async def test_migrate_is_refused_by_what_can_move_says(world: RegionFixture) ->
     assert (await can_move(documents, placement, None, (), KEY, target.name)).refusal is None
     begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert (await run_until_over(world, begun, source, target)).stage is MigrationStage.DONE
+
+
+async def test_can_move_says_why_what_another_region_runs_cannot_go_there(world: RegionFixture) -> None:
+    """Before, it said no without a reason, also to the way home that `migrate` then took."""
+    source, target = await two_agents(world)
+    workloads, moves = world.region.workloads, world.region.moves
+    documents, placement, home = world.region.documents, world.region.placement, world.region.config.name
+    regions = (home, "us-east", "us-west")
+
+    here = await can_move(documents, placement, None, regions, KEY, home)
+    with pytest.raises(ShoalError) as refused:
+        await moves.migrate_to_region(KEY, Aim(home), "ops")
+    assert here.refusal == refused.value.refusal
+
+    workloads.delegations = {KEY: DelegatedWorkload("g-1", "us-east", ("peer",), is_ready=True)}
+    workloads.desired = {}
+    for to, begin in ((target.name, moves.migrate), ("us-west", moves.migrate_to_region)):
+        said = await can_move(documents, placement, None, regions, KEY, to)
+        with pytest.raises(ShoalError) as refused:
+            await begin(KEY, Aim(to), "ops")
+        assert said.refusal == refused.value.refusal
+        assert (said.region, said.refusal.remedy) == ("us-east", f"bring it home first: --to {home}")
+
+    back = await can_move(documents, placement, None, regions, KEY, home)
+    assert (back.answer, back.region, back.refusal) == (MoveAnswer.YES, "us-east", None)
+    assert back.estimate is not None
+    assert {each.node for each in back.estimate.estimates} == {source.name, target.name}
+    await world.region.fleet.cordon(source.name, True, "ops")
+    await world.region.fleet.cordon(target.name, True, "ops")
+    full = await can_move(documents, placement, None, regions, KEY, home)
+    assert full.refusal is not None
+    assert full.refusal.code is Code.NODE_CORDONED
 
 
 async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: RegionFixture) -> None:

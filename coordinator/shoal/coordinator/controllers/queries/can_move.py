@@ -13,6 +13,7 @@ from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsCont
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
+from shoal.coordinator.core.migration.movable import is_delegated, runs_elsewhere, runs_here
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -35,12 +36,18 @@ class CanMoveResult:
     estimate: MoveEstimates | None = None
     # Indicative bids of another region; empty for a node of this one.
     bids: tuple[IndicativeBid, ...] = ()
+    # The region that runs it now; empty: this one, or none.
+    region: str = ""
+    # Why it cannot move from where it is, whatever the place; None: nothing is in the way there.
+    stuck: Refusal | None = None
 
     @property
     def refusal(self) -> Refusal | None:
         """Why not, where the answer is no; `shoal migrate` to the same place is refused with it."""
         if self.answer is not MoveAnswer.NO:
             return None
+        if self.stuck is not None:
+            return self.stuck
         if self.estimate is not None:
             return self.estimate.refusal
         refused = (_refusal_of(bid) for bid in self.bids)
@@ -64,14 +71,24 @@ async def can_move(
     to: str,
     compute: Compute = inline,
 ) -> CanMoveResult:
-    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, or one of `regions`. compute:
-    where the computation runs.
+    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, this region (home again), or one
+    of `regions`. compute: where the computation runs.
 
     Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
     catalog, intent = _subject(documents, key)
     aim = Aim.parse(to)
     nodes = placement.fleet.nodes
+    away = placement.region_of(intent.key)
+    if aim.node not in nodes and aim.node == placement.region:
+        if not away:
+            return CanMoveResult(key, MoveAnswer.NO, stuck=runs_here(key))
+        found = await compute(placement.return_estimator(intent.key))
+        return CanMoveResult(key, found.answer, estimate=found, region=away)
+    if away and aim.node in nodes and not placement.runs_here(intent.key):
+        return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=runs_elsewhere(key, away, placement.region))
+    if away and aim.node not in nodes and aim.node in regions:
+        return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=is_delegated(key, away, placement.region))
     if aim.node in nodes or aim.node not in regions:
         if aim.node not in nodes:
             raise refuse(

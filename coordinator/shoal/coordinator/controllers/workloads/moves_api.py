@@ -24,7 +24,15 @@ from shoal.coordinator.core.migration.model import (
     ReplicaPlace,
     place_of,
 )
-from shoal.coordinator.core.migration.movable import HeldReplica, MoveObstacle, list_held, movable_replica
+from shoal.coordinator.core.migration.movable import (
+    HeldReplica,
+    MoveObstacle,
+    is_delegated,
+    list_held,
+    movable_replica,
+    runs_elsewhere,
+    runs_here,
+)
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
 from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
@@ -137,13 +145,10 @@ class MovesController:
             raise refuse(Code.CONFLICT, f"{key} moves already: {under_way[0]}", "one that does not", "wait for its end")
         if self._is_local(aim):
             if away is None or not away.is_ready:
-                raise refuse(Code.CONFLICT, f"{key} runs at home", "one that another region runs")
+                raise ShoalError(runs_here(key))
             return remote_place(away)
         if away is not None:
-            raise refuse(
-                Code.CONFLICT, f"{away.region} has {key} already", "one that home runs",
-                f"bring it home first: --to {self._workloads.region}",
-            )  # fmt: skip
+            raise ShoalError(is_delegated(key, away.region, self._workloads.region))
         self._check_may_leave(key, region)
         node, one = self._movable_replica(key, Aim(), "")
         return place_of(self._fleet.fleet, node, one)
@@ -248,8 +253,7 @@ class MovesController:
         found = movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
         away = self._workloads.delegations.get(key)
         if away is not None and isinstance(found, MoveObstacle) and found.refusal.code is Code.NOT_FOUND:
-            remedy = f"bring it home first: --to {self._workloads.region}"
-            return replace(found, refusal=replace(found.refusal, found=f"{away.region} has {key}", remedy=remedy))
+            return replace(found, refusal=runs_elsewhere(key, away.region, self._workloads.region))
         return found
 
     def _movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica:

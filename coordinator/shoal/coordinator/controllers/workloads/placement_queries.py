@@ -65,6 +65,21 @@ class PlacementQueries:
         """The fleet as of now."""
         return self._workloads.fleet
 
+    @property
+    def region(self) -> str:
+        """This region's name."""
+        return self._workloads.region
+
+    def region_of(self, key: WorkloadKey) -> str:
+        """The region that runs the workload under an agreement; empty: none does."""
+        away = self._workloads.delegations.get(key)
+        return away.region if away is not None and away.is_ready else ""
+
+    def runs_here(self, key: WorkloadKey) -> bool:
+        """Whether a node of this region has a replica of it that is to stay."""
+        sets = self._workloads.desired.values()
+        return any(one.workload == key and not one.draining for each in sets for one in each.assignments)
+
     def hopeless_refusal(self, key: WorkloadKey, aim: Aim, replica: str) -> Refusal | None:
         """Why that replica can never move there by waiting; None: it may."""
         return hopeless_refusal(self._inputs(key, None, overrules=False), key, aim, replica)
@@ -111,6 +126,17 @@ class PlacementQueries:
         """Does what `estimate_move` does, by the state as of now, and reads nothing else: it may run in a thread."""
         inputs = self._inputs(key, catalog, overrules=True)
         return lambda: estimate_move(inputs, key, aim, replica)
+
+    def return_estimator(self, key: WorkloadKey) -> Callable[[], MoveEstimates]:
+        """As `move_estimator`, of a workload that another region runs: every place that it would have here. A replica
+        that is here nevertheless, as after a silence, is none that it would move from."""
+        inputs = self._inputs(key, None, overrules=True)
+        others = {
+            node: tuple(one for one in assignments if one.workload != key)
+            for node, assignments in inputs.desired.items()
+        }
+        at_home = replace(inputs, elsewhere=inputs.elsewhere - {key}, desired=others)
+        return lambda: estimate_move(at_home, key, Aim())
 
     def _inputs(self, key: WorkloadKey, catalog: Catalog | None, *, overrules: bool) -> Inputs:
         """overrules: without the blocks of the workload that an operator's request lifts."""

@@ -135,7 +135,7 @@ _TRIAL: Final = "trial"
 
 
 def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "") -> MoveEstimates:
-    """What moving a replica of this workload to `aim` would take.
+    """What moving a replica of this workload to `aim` would take; `Aim()`: to any place.
 
     replica: the assignment that moves; empty: the first one that is not there. The others stay. Placement itself
     decides: it gets the move as if it had begun, and its result is discarded. Raises ShoalError(WORKLOAD_UNKNOWN |
@@ -157,6 +157,8 @@ def estimate_move(inputs: Inputs, key: WorkloadKey, aim: Aim, replica: str = "")
 
 def check_aim(fleet: Fleet, aim: Aim) -> None:
     """Raises ShoalError(NODE_UNKNOWN | NOT_FOUND) if there is no such node, or no such device on it."""
+    if aim == Aim():
+        return
     state = fleet.nodes.get(aim.node)
     if state is None:
         raise refuse(Code.NODE_UNKNOWN, f"node {aim.node!r:.80}", "an enrolled node", "see `shoal get nodes`")

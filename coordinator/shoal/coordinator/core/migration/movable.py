@@ -38,6 +38,25 @@ def is_there(each: HeldReplica, aim: Aim) -> bool:
     return bool(aim.node) and aim.allows(node, one.device, one.model)
 
 
+def runs_here(key: WorkloadKey) -> Refusal:
+    """Why it cannot come home."""
+    return Refusal(Code.CONFLICT, f"{key} runs at home", "one that another region runs")
+
+
+def runs_elsewhere(key: WorkloadKey, region: str, local: str) -> Refusal:
+    """Why no replica of it can move to a node here."""
+    return Refusal(Code.NOT_FOUND, f"{region} has {key}", "one that runs here", _bring_home(local))
+
+
+def is_delegated(key: WorkloadKey, region: str, local: str) -> Refusal:
+    """Why it cannot go to a further region."""
+    return Refusal(Code.CONFLICT, f"{region} has {key} already", "one that home runs", _bring_home(local))
+
+
+def _bring_home(local: str) -> str:
+    return f"bring it home first: --to {local}"
+
+
 def movable_replica(
     key: WorkloadKey,
     aim: Aim,
