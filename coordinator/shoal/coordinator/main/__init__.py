@@ -27,7 +27,7 @@ from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.coordinator.store.etcd.users import authorise
 from shoal.host import file_descriptors, gc_freeze, logs, service_manager
 from shoal.host.private_files import disable_core_dumps
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.identity import check_name
 
 GC_THRESHOLD: Final = 50_000
@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         disable_core_dumps()
         gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
         gc_freeze.freeze()
-        asyncio.run(_run_with_watchdog(RUNS[options.role](config)))
+        refusal = asyncio.run(_run_with_watchdog(RUNS[options.role](config)))
+        if refusal is not None:
+            raise ShoalError(refusal)
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None
@@ -91,12 +93,20 @@ def _restore_config(options: argparse.Namespace) -> restore.RestoreConfig:
     )
 
 
-async def _run_with_watchdog(run: Coroutine[Any, Any, None]) -> None:
+async def _run_with_watchdog(run: Coroutine[Any, Any, None]) -> Refusal | None:
     """Awaits `run`, and ends the process if its event loop hangs. The service manager gets keep-alives from the same
-    loop and handles what the process cannot: having been stopped."""
+    loop and handles what the process cannot: having been stopped.
+
+    Returns why it was refused. The error itself ends here: its traceback holds servers, and those of gRPC have to go
+    while the loop is open, or they print tracebacks of their own.
+    """
     beside = [asyncio.create_task(each) for each in (service_manager.keep_alive(), gc_freeze.collect_regularly())]
     try:
         await run_with_watchdog(run)
+        return None
+    except ShoalError as error:
+        return error.refusal
     finally:
         for task in beside:
             task.cancel()
+        gc.collect()

@@ -1,6 +1,7 @@
 """What both roles need of their machine: ports, a store, a private folder."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -67,10 +68,15 @@ async def back_up(store: OpenStore, every_s: float) -> None:
 
 
 def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:
-    """For port 0, reserves a port for whichever of this process's servers listens on it. Keep the socket open."""
+    """For port 0, reserves a port for whichever of this process's servers listens on it. Keep the socket open.
+
+    Raises ShoalError(FIELD_INVALID) where another process listens there.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     if address.port:
+        _check_is_free(address, family)
         return address, None
-    place = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    place = socket.socket(family)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         place.bind((address.host, 0))
@@ -78,6 +84,18 @@ def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:
         place.close()
         raise cannot_listen(address) from cause
     return HostPort(address.host, place.getsockname()[1]), place
+
+
+def _check_is_free(address: HostPort, family: socket.AddressFamily) -> None:
+    """gRPC listens with SO_REUSEPORT: without this two coordinators of one user would share a port, and each would
+    answer a part of the other's callers. What else is wrong with the address, the server says when it listens."""
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended hold no port
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as cause:
+            if cause.errno == errno.EADDRINUSE:
+                raise cannot_listen(address) from cause
 
 
 def server_for_members(guard: Authorisation) -> Any:
@@ -118,7 +136,10 @@ async def serve_models(server: ModelServer, address: HostPort) -> int:
 
 def cannot_listen(address: HostPort) -> ShoalError:
     return refuse(
-        Code.FIELD_INVALID, f"cannot listen at {address}", "an address of this machine that is free", "choose another"
+        Code.FIELD_INVALID,
+        f"cannot listen at {address}",
+        "an address of this machine that is free",
+        "stop what listens there, or choose another: --link, --enrol, --metrics",
     )
 
 
