@@ -1,5 +1,6 @@
 """Arrays between files and requests or answers."""
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ def _parse_request(request: Any) -> RequestInputs:
 def save_outputs(path: Path, outputs: Mapping[str, Array]) -> None:
     """Write a file that numpy.load reads without unpickling: text as str, other bytes as bytes.
 
-    The file is complete or absent. Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | DISK_FULL).
+    The file is complete or absent. Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | DISK_FULL |
+    SOURCE_UNREACHABLE).
     """
     arrays = {name: _to_storable(name, value) for name, value in outputs.items()}
     beside = path.with_name(f".{path.name}.part")
@@ -96,7 +98,12 @@ def save_outputs(path: Path, outputs: Mapping[str, Array]) -> None:
             beside.unlink(missing_ok=True)
     except OSError as cause:
         raise ShoalError(
-            Refusal(Code.DISK_FULL, f"{path}: {cause.strerror}", "a place to write to", "choose another --save")
+            Refusal(
+                Code.DISK_FULL if cause.errno in (errno.ENOSPC, errno.EDQUOT) else Code.SOURCE_UNREACHABLE,
+                f"{path}: {cause.strerror}",
+                "a place to write to",
+                "choose another --save",
+            )
         ) from cause
 
 

@@ -1,5 +1,6 @@
 """Files for plan and apply: read, checked offline, with their local models found and pushed by digest."""
 
+import errno
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
@@ -183,7 +184,10 @@ def _text(path: Path) -> bytes:
             return file.read(MAX_BYTES + 1)
     except OSError as cause:
         raise refuse(
-            Code.SOURCE_UNREACHABLE, f"{path}: {cause.strerror}", "a YAML file that can be read", "correct the path"
+            Code.SOURCE_UNREACHABLE,
+            f"{path}: {cause.strerror}",
+            "a YAML file that can be read",
+            "let this user read it" if cause.errno == errno.EACCES else "correct the path",
         ) from cause
 
 

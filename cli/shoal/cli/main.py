@@ -63,6 +63,7 @@ def main() -> None:
     line cannot be parsed.
     """
     debug = "--debug" in sys.argv
+    _open_closed_output()
     try:
         status = shoal(standalone_mode=False, prog_name="shoal") or 0
         sys.stdout.flush()  # here, where a full disk still gets an answer
@@ -90,6 +91,11 @@ def main() -> None:
             raise
         _drop_output()
         fail(_of_the_machine(error))
+    except UnicodeEncodeError as error:
+        if debug:
+            raise
+        found = f"{ascii(error.object):.80}, which is no UTF-8"  # noqa: RUF010 - cut after it is escaped
+        fail(Refusal(Code.USAGE, found, "words in UTF-8", "correct the word"))
     except Exception as error:
         if debug:
             raise
@@ -106,6 +112,13 @@ def fail(refusal: Refusal, status: int = 255) -> None:
 
         show_refusal(refusal)
     sys.exit(status)
+
+
+def _open_closed_output() -> None:
+    """A command that is started without a standard output or error does what it is asked for all the same."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for as long as it runs
 
 
 def _drop_output() -> None:

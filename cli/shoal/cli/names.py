@@ -22,6 +22,11 @@ class RegionName(click.ParamType[str]):
         """kinds: of what, as listings name it; none: of the kind that the argument before says."""
         self._kinds = kinds
 
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value and isinstance(param, click.Argument) and (param.required or param.nargs == -1):
+            self.fail("an empty name", param, ctx)
+        return value
+
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:  # fmt: skip

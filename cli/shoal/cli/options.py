@@ -109,7 +109,7 @@ class ResourceKinds(click.ParamType[str]):
 def read_targets(kind: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Kind -> names of it, in order. kind: as `ResourceKinds` gives it. Raises ShoalError(USAGE)."""
     if "/" not in kind:
-        return dict.fromkeys(kind.split(","), tuple(dict.fromkeys(names)))
+        return {of: tuple(dict.fromkeys(_name_alone(of, each) for each in names)) for of in kind.split(",")}
     found: dict[str, tuple[str, ...]] = {}
     for word in (*kind.split(","), *(ResourceKinds().convert(each, None, None) for each in names)):
         of, slash, name = word.partition("/")
@@ -117,6 +117,13 @@ def read_targets(kind: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise refuse(Code.USAGE, f"{word!r:.80} beside KIND/NAME", "all of them as KIND/NAME", "node/edge-npu")
         found[of] = (*found.get(of, ()), name)
     return found
+
+
+def _name_alone(kind: str, name: str) -> str:
+    """The name of `get KIND KIND/NAME`, which somebody types who has `-o name` before his eyes."""
+    of, _, alone = name.partition("/")
+    is_whole = of == SINGULAR[kind] and alone.count("/") == (kind == "devices")
+    return alone if is_whole else name
 
 
 class LabelPair(click.ParamType[tuple[str, str]]):

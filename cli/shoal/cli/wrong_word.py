@@ -33,8 +33,9 @@ def refusal_of(error: click.ClickException) -> Refusal:
         return Refusal(Code.USAGE, found, error.wanted, ", or ".join(remedies))
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.get_error_hint(context).replace("'", "")
-        about = getattr(error.param, "help", "") or "it is needed"
-        return Refusal(Code.USAGE, f"no {name}", f"{name}: {about.strip().removesuffix('.')}", f"{where} --help")
+        about = getattr(error.param, "help", "") or ""
+        wanted = f"{name}: {about.strip().removesuffix('.')}" if about else _usage(where, context)
+        return Refusal(Code.USAGE, f"no {name}", wanted, f"{where} --help")
     if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param.type, click.Choice):
         name = error.param.get_error_hint(context).replace("'", "").strip("{}[]")
         given = error.message.partition(" is not one of")[0]
@@ -47,6 +48,10 @@ def refusal_of(error: click.ClickException) -> Refusal:
             Code.USAGE, f"{error.option_name} before the verb", "after it", f"shoal VERB {error.option_name} .."
         )
     if context is not None and (surplus := _SURPLUS.fullmatch(found)):
-        taken = " ".join((where, *context.command.collect_usage_pieces(context)))
-        return Refusal(Code.USAGE, f"{surplus[1]} after all that it takes", taken, f"{where} --help")
+        return Refusal(Code.USAGE, f"{surplus[1]} after all that it takes", _usage(where, context), f"{where} --help")
     return Refusal(Code.USAGE, found, "", f"{where} --help")
+
+
+def _usage(where: str, context: click.Context | None) -> str:
+    """All words that the command takes, in order."""
+    return " ".join((where, *(context.command.collect_usage_pieces(context) if context is not None else ())))

@@ -65,6 +65,10 @@ spec: {{trade: [{{with: "*", hold_share: 80%}}]}}
 """The first document of every region: it works for all the others, which are few and share its devices."""
 
 
+def count_of(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True, slots=True)
 class StackMember:
     """One program of the stack."""
@@ -269,15 +273,15 @@ class StackOptions:
 
     def __str__(self) -> str:
         regions = f", {self.regions} regions" if self.regions > 1 else ""
-        federation = f", {self.federation} federation replicas" if self.federation else ""
+        federation = f", {count_of(self.federation, 'federation replica')}" if self.federation else ""
         store = ", state in etcd" if self.store == ETCD else ""
-        neighbours = "" if self.neighbours is None else f", {self.neighbours} agents in each other"
+        neighbours = "" if self.neighbours is None else f", {count_of(self.neighbours, 'agent')} in each other"
         coordinators = f", {self.coordinators} coordinators" if self.coordinators > 1 else ""
         relays = "" if self.relayed else ", without relays"
         simulated = f", simulating {self.simulate}" if self.simulate else ""
         groups = "".join(f", {group}" for group in self.groups)
         more = f"{groups}{coordinators}{regions}{neighbours}{federation}{store}{relays}{simulated}"
-        return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
+        return f"region {self.region} with {count_of(self.agents, 'agent')} on {self.link} links{more}"
 
 
 def compose(asked: StackOptions, ports: Mapping[str, int]) -> StackLayout:

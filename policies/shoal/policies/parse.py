@@ -20,6 +20,8 @@ MAX_DOCUMENTS: Final = 256
 MAX_NODES: Final = 10_000
 """Limit of the nodes of one text. Nodes behind an alias count each time."""
 MAX_PROBLEMS: Final = 20
+_FIRST_KEY: Final = "apiVersion"
+"""With which documents begin: where it comes again, `---` is missing."""
 
 Plain = str | int | float | bool | None | tuple["Plain", ...] | dict[str, "Plain"]
 
@@ -321,6 +323,7 @@ class _Composer:
     def _mapping(self, at: Position, depth: int) -> MappingNode:
         entries: dict[str, YamlNode] = {}
         keys: dict[str, Position] = {}
+        is_next_document = False
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = _position(event.start_mark)
             if not isinstance(event, yaml.ScalarEvent):
@@ -330,17 +333,20 @@ class _Composer:
             key = event.value
             value = self._node(next(self._events), depth + 1)
             if key in entries:
-                self._on_duplicate_key(key, key_at, keys[key])
+                if not is_next_document:  # else one problem says it for all its keys
+                    is_next_document = depth == 1 and key == _FIRST_KEY
+                    self._on_duplicate_key(key, key_at, keys[key], is_next_document=is_next_document)
                 continue
             entries[key], keys[key] = value, key_at
         return MappingNode(entries, keys, at, 1 + len(entries) + sum(value.node_count for value in entries.values()))
 
-    def _on_duplicate_key(self, key: str, at: Position, first: Position) -> None:
+    def _on_duplicate_key(self, key: str, at: Position, first: Position, *, is_next_document: bool) -> None:
+        missing = "put --- on a line of its own before it: it parts documents"
         why = Refusal(
             Code.YAML_DUPLICATE_KEY,
             f"{key!r:.60} again",
             f"each key once; the first is at line {first.line}, column {first.column}",
-            "remove one of the two",
+            missing if is_next_document else "remove one of the two",
         )
         self.problems.append((at, why))
         if len(self.problems) >= MAX_PROBLEMS:

@@ -155,7 +155,7 @@ def _model_ref(source: str, precision: str | None, digests: Mapping[str, ModelRe
     pinned = digests.get(source)
     if pinned is None:
         raise ShoalError(
-            Refusal(Code.MODEL_UNKNOWN, f"{source!r:.120} has no digest", "a pushed model", push_command(source))
+            Refusal(Code.MODEL_UNKNOWN, f"no model {source!r:.120}", "a pushed model", push_command(source))
         )
     return ModelRef(source, pinned.digest, precision or pinned.precision)
 

@@ -110,18 +110,23 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     return value
 
 
+def _three_digits(value: float) -> str:
+    """Three significant digits, and never an exponent: 1023 rather than 1.02e+03."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def show_seconds(value: float) -> str:
     """A duration for people: three significant digits, in a readable unit."""
     for factor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor * (2 if factor >= 60 else 1):
-            return f"{value / factor:.3g}{unit}"
+            return f"{_three_digits(value / factor)}{unit}"
     return "0s" if value == 0 else f"{value / 1e-9:.3g}ns"
 
 
 def show_bytes(value: float) -> str:
     for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g}{unit}"
+            return f"{_three_digits(value / factor)}{unit}"
     return f"{value:.0f}B"
 
 
@@ -129,14 +134,14 @@ def show_bytes_per_second(value: float) -> str:
     """In powers of 1000, as makers of links count."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g}{unit}"
+            return f"{_three_digits(value / factor)}{unit}"
     return f"{value:.3g}B/s"
 
 
 def show_flops_per_second(value: float) -> str:
     for factor, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}"
+            return f"{_three_digits(value / factor)} {unit}"
     return f"{value:.3g} FLOP/s"
 
 
@@ -145,7 +150,7 @@ def show_joules(value: float) -> str:
         return "unknown"
     for factor, unit in ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g}{unit}"
+            return f"{_three_digits(value / factor)}{unit}"
     return "0J" if value == 0 else f"{value / 1e-6:.3g}uJ"
 
 

@@ -98,7 +98,7 @@ def require(identity: Identity, *, region: str, roles: frozenset[Role]) -> None:
             Refusal(
                 Code.ROLE_DENIED,
                 f"role {identity.role}",
-                f"one of {', '.join(sorted(roles))}",
+                f"role {' or '.join(sorted(roles))}",
                 "use a context whose certificate has that role",
             )
         )

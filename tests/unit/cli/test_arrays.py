@@ -1,5 +1,6 @@
 """Arrays of `shoal infer`: strings, BF16 and what cannot be carried, in and out."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_what_a_file_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
     assert caught.value.code is Code.TOO_LARGE
     with pytest.raises(ShoalError) as caught:
         save_outputs(tmp_path / "absent" / "y.npz", {"y": np.zeros(1)})
+    assert caught.value.code is Code.SOURCE_UNREACHABLE
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_from_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, both were DISK_FULL."""
+
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fill)
+    with pytest.raises(ShoalError) as caught:
+        save_outputs(tmp_path / "y.npz", {"y": np.zeros(1)})
     assert caught.value.code is Code.DISK_FULL
     assert not list(tmp_path.iterdir())
 

@@ -123,6 +123,68 @@ def test_a_mistyped_word_gets_the_nearest_one(
     assert f"try: {remedy}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("get",), 2, "found: no KIND; wanted: shoal get [OPTIONS] KIND [NAME]...; try: "),
+        (("get", "nodes", ""), 2, "an empty name"),
+        (("infer", "", "--input", "x.npz"), 2, "an empty name"),
+        (("policy", "new", "--template", "cheapest", "--set", "p95=abc"), 255, "--set p95: 'abc'"),
+        (("policy", "new", "--template", "cheapest", "--set", "p95=50"), 255, "without a unit; wanted: a duration"),
+    ],
+    ids=str,
+)
+def test_an_answer_says_what_it_wanted(arguments: tuple[str, ...], status: int, said: str, tmp_path: Path) -> None:
+    done = run(*arguments, home=tmp_path)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_whose_reader_has_gone_is_not_a_no(tmp_path: Path) -> None:
+    """Before, a table into a closed pipe ended with status 1, as an answer with no does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal.cli.main", "context", "ls"],
+            env={**os.environ, "SHOAL_HOME": str(tmp_path)},
+            stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_command_without_a_standard_output_does_its_work(tmp_path: Path) -> None:
+    """Before, it was INTERNAL: AttributeError."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$0" -c "from shoal.cli.main import main; main()" context ls >&-', sys.executable],
+        env={**os.environ, "SHOAL_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_that_this_user_may_not_read_is_not_at_the_wrong_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: Policy\n")
+
+    def deny(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(ShoalError) as caught:
+        read([str(file)])
+    assert caught.value.refusal.remedy == "let this user read it"
+
+
 def test_problems_of_files_are_data_if_data_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("kind: Policy\n")
     for verb in ("plan", "apply"):

@@ -179,7 +179,7 @@ def test_a_device_says_where_it_is_in_its_machine(
     ("load_s", "shown"),
     [
         ((0.1, 0.2, 0.4), "load 200ms [100ms..400ms], of it at least 30ms over PCIe 4.0 x16 (31.5GB/s, NVML)"),
-        ((math.nan,) * 3, "load -, of it at least 30ms over PCIe 4.0 x16 (31.5GB/s, NVML)"),
+        ((math.nan,) * 3, "load time unknown, of it at least 30ms over PCIe 4.0 x16 (31.5GB/s, NVML)"),
     ],
 )
 def test_can_move_says_what_the_link_takes(

@@ -104,6 +104,8 @@ def test_kinds_have_short_names_and_come_together() -> None:
 def test_names_belong_to_their_kind() -> None:
     assert read_targets("nodes,devices", ()) == {"nodes": (), "devices": ()}
     assert read_targets("nodes", ("a", "b", "a")) == {"nodes": ("a", "b")}
+    assert read_targets("nodes", ("node/a", "b")) == {"nodes": ("a", "b")}
+    assert read_targets("devices", ("device/a/cpu0", "device/cpu0")) == {"devices": ("a/cpu0", "device/cpu0")}
     assert read_targets("devices/a/cpu0", ("wl/reader",)) == {"devices": ("a/cpu0",), "workloads": ("reader",)}
     for kind, names in (("nodes/a", ("b",)), ("nodes/", ())):
         with pytest.raises((ShoalError, WrongWord)):

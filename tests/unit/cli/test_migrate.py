@@ -52,6 +52,23 @@ def test_it_returns_when_all_are_over() -> None:
     assert [one.stage for one in ended] == ["aborted", "done"]
 
 
+def test_who_stops_watching_is_told_that_it_goes_on_and_how_to_take_it_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, Ctrl-C ended it without a word."""
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.commands.migrate.time.sleep", interrupt)
+    moving = view("m-1", "planned")
+    moving.workload.name = "reader"
+    with pytest.raises(KeyboardInterrupt):
+        follow(cast(RegionClient, Listed()), [moving, view("m-2", "done")], line)
+    said = capsys.readouterr().err
+    assert said == "m-1 goes on; to take it back: shoal migrate reader --cancel m-1\n"
+
+
 def test_one_that_is_listed_no_more_ends_the_watch() -> None:
     api = Listed((view("m-other", "done"),))
     with pytest.raises(ShoalError) as caught:

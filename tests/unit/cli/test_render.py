@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.render import listings
+from shoal.cli.commands import apply, status
+from shoal.cli.render import listings, resources
 from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
@@ -16,6 +17,7 @@ from shoal.cli.render.description import show_description
 from shoal.cli.render.resources import energy_text, when
 from shoal.types.codes import Code
 from shoal.types.migration import UPGRADE_REMEDY
+from shoal.types.units import show_bytes, show_flops_per_second, show_joules, show_seconds
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -290,6 +292,57 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
     )  # fmt: skip
     moves.show_prospect(reply, "edge-npu", wide=False)
     agrees("can-move.txt", capsys.readouterr().out, request)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (show_bytes(1023 * 2**10), "1023KiB"),
+        (show_bytes(999.6 * 2**20), "1000MiB"),
+        (show_bytes(2**20), "1MiB"),
+        (show_seconds(0.9996), "1000ms"),
+        (show_joules(0.9996), "1000mJ"),
+        (show_flops_per_second(999.7e9), "1000 GFLOP/s"),
+        (show_bytes(3.456 * 2**30), "3.46GiB"),
+    ],
+)
+def test_a_figure_has_three_digits_and_no_exponent(text: str, expected: str) -> None:
+    """Before: 1.02e+03KiB."""
+    assert text == expected
+
+
+def test_a_region_is_a_place_without_a_device() -> None:
+    """Before, it was listed as `away/`."""
+    place = operator_pb2.MigrationPlace(assignment="g-1", node="away", region="away")
+    assert resources.place(place) == "away"
+
+
+def test_an_event_says_who_did_it_unless_nobody_asked() -> None:
+    event = operator_pb2.Event(at=1.0, code="DRAINING", subject="reader", actor="coordinator")
+    assert resources.event_line(event) == "1970-01-01 00:00:01Z  DRAINING  reader"
+    event.actor, event.message = "shoal://eu/operator/ann", "revision 2"
+    assert resources.event_line(event).endswith("  reader  revision 2 by shoal://eu/operator/ann")
+
+
+def test_what_is_asked_to_go_is_not_unwell() -> None:
+    """Before, `shoal status` failed for as long as a deletion took."""
+    views = [operator_pb2.WorkloadView(state=state) for state in ("ready", "deleting", "pending")]
+    for each in views:
+        each.workload.tenant, each.workload.name = "default", each.state
+    found = {"nodes": [], "devices": [], "workloads": views}
+    assert [what for what, _ in status.unwell(found)] == ["workload default/pending"]
+
+
+def test_while_a_replica_is_replaced_none_is_ready_beyond_those_asked_for() -> None:
+    """Before: `2 of 1 ready`, and `no reason given yet`."""
+    view = operator_pb2.WorkloadView(state="progressing", ready=2, wanted=1)
+    view.workload.tenant, view.workload.name = "default", "reader"
+    assert apply.describe_wait(view) == "default/reader is progressing, 1 of 1 ready and 1 more"
+    view.ready = 0
+    view.reason.code, view.reason.found = "WAITING_FOR_LOAD", "loading the model"
+    assert apply.describe_wait(view) == (
+        "default/reader is progressing, 0 of 1 ready: WAITING_FOR_LOAD loading the model"
+    )
 
 
 def test_can_move_says_why_not_where_there_is_no_place_to_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,3 +179,14 @@ def _spin(seconds: float) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
+
+
+async def test_a_plan_of_a_model_that_nobody_pushed_says_where_and_which_is_meant(
+    world: RegionFixture, api: OperatorService
+) -> None:
+    """Before, the previews of other regions' offers read a catalog that cannot be read: no line, no suggestion."""
+    asked = operator_pb2.Document(name="typo.yaml", text=SECOND.replace("source: ocr", "source: orc"))
+    (problem,) = (await api.plan(operator_pb2.PlanRequest(documents=[asked]), "test")).problems
+    assert (problem.document, problem.line, problem.refusal.code) == ("typo.yaml", 4, "MODEL_UNKNOWN")
+    assert problem.refusal.found == "no model 'orc'"
+    assert problem.refusal.remedy.startswith("did you mean ocr? Else push it first: shoal model push FILE")

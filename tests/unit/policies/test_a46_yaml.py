@@ -167,3 +167,13 @@ def test_a46_a_tab_is_called_a_tab() -> None:
     (problem,) = parse("tab.yaml", "a: b\nc:\n\td: 1\n").problems
     assert (problem.refusal.code, problem.refusal.found) == (Code.YAML_INVALID, "a tab")
     assert (problem.line, problem.column) == (3, 1)
+
+
+def test_a_second_document_without_a_separator_is_one_problem_that_says_so() -> None:
+    """Before: one for each of its four keys, each to be removed."""
+    one = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: p}\nspec: {}\n"
+    (problem,) = load([("two.yaml", one + one.replace("name: p", "name: q"))]).problems
+    assert (problem.line, problem.refusal.code) == (5, Code.YAML_DUPLICATE_KEY)
+    assert problem.refusal.remedy == "put --- on a line of its own before it: it parts documents"
+    (problem,) = load([("twice.yaml", one.replace("spec: {}", "spec: {priority: 1, priority: 2}"))]).problems
+    assert problem.refusal.remedy == "remove one of the two"

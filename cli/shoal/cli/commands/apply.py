@@ -237,9 +237,9 @@ def wait_ready(
         retry = tried.get((first.workload.tenant, first.workload.name), "")
         if time.monotonic() > end:  # noqa: TID251
             remedy = f"shoal explain {first.workload.name}"
-            raise refuse(Code.DEADLINE_EXCEEDED, _describe_wait(first) + retry, f"ready within {timeout_s:g}s", remedy)
+            raise refuse(Code.DEADLINE_EXCEEDED, describe_wait(first) + retry, f"ready within {timeout_s:g}s", remedy)
         more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        say(_stable_part(first) + retry, f"waiting: {_describe_wait(first)}{retry}{more}")
+        say(_stable_part(first) + retry, f"waiting: {describe_wait(first)}{retry}{more}")
         time.sleep(0.1)  # noqa: TID251
 
 
@@ -279,7 +279,9 @@ def _stable_part(view: operator_pb2.WorkloadView) -> str:
     return f"{view.workload.tenant}/{view.workload.name} {view.state} {view.reason.code} {view.ready}"
 
 
-def _describe_wait(view: operator_pb2.WorkloadView) -> str:
+def describe_wait(view: operator_pb2.WorkloadView) -> str:
     reason = " ".join(part for part in (view.reason.code, view.reason.found) if part)
-    ready = f"{view.ready} of {view.wanted} ready"
-    return f"{view.workload.tenant}/{view.workload.name} is {view.state}, {ready}: {reason or 'no reason given yet'}"
+    more = max(0, view.ready - view.wanted)  # while one is replaced
+    ready = f"{view.ready - more} of {view.wanted} ready" + (f" and {more} more" if more else "")
+    said = f"{view.workload.tenant}/{view.workload.name} is {view.state}, {ready}"
+    return f"{said}: {reason}" if reason else said

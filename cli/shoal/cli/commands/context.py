@@ -94,7 +94,7 @@ def login(coordinator: str, token: str, as_: str, name: str) -> None:
     enrolled.write(folder)
     address = enrolled.api_address or enrolled.link_address
     contexts.save(Context(name, enrolled.region, address, str(folder), enrolment=enrolled.enrol_address))
-    line(f"logged in to region {enrolled.region} as {enrolled.role} {enrolled.name}")
+    line(f"logged in to region {enrolled.region} as {enrolled.role} {enrolled.name}; context {name} is in use")
 
 
 @context.command()

@@ -104,8 +104,10 @@ def regions(context: str, region: str, output: str) -> None:
     if output in ("json", "yaml"):
         emit(as_data(found), output)
         return
-    said = f"answered {when(found.heard_at)}" if found.heard_at else f"joined {when(found.joined_at)}"
-    line(f"{found.federation} at {found.address}, {reason(found.reason) if found.HasField('reason') else said}")
+    joined = f"joined {when(found.joined_at)}" if found.joined_at else ""  # the federation itself never does
+    said = f"answered {when(found.heard_at)}" if found.heard_at else joined
+    state = reason(found.reason) if found.HasField("reason") else said
+    line(", ".join(filter(None, (f"{found.federation} at {found.address}", state))))
     table(
         ["REGION", "DISTANCE", "TRUST", "STANDING", "RESIDENCY", "FREE", "DEVICES", "ADDRESS"],
         [_row(member) for member in found.members],

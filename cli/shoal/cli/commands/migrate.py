@@ -9,7 +9,7 @@ from shoal.cli.names import MIGRATION, NODE, TARGET, WORKLOAD
 from shoal.cli.options import connect, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import QUEUED, is_over, refusal_of, show_migration, stage_line
-from shoal.cli.render.output import emit, line, progress
+from shoal.cli.render.output import emit, line, note, progress
 from shoal.cli.render.resources import reason
 from shoal.cli.wrong_word import WrongWord
 from shoal.client import RegionClient
@@ -142,7 +142,13 @@ def follow(
                 say(f"{one.id}  waits: {reason(one.reason)}")
         if all(is_over(one) for one in known.values()):
             return list(known.values())
-        time.sleep(POLL_S)  # noqa: TID251
+        try:
+            time.sleep(POLL_S)  # noqa: TID251
+        except KeyboardInterrupt:
+            for one in known.values():
+                if not is_over(one):
+                    note(f"{one.id} goes on; to take it back: shoal migrate {one.workload.name} --cancel {one.id}")
+            raise
         for name in [one.id for one in known.values() if not is_over(one)]:
             known[name] = _fetch_migration(api, name)
 

@@ -2,13 +2,15 @@
 
 import json
 import sys
+from collections.abc import Mapping
 
 import click
 
 from shoal.cli.names import CONTEXT
 from shoal.cli.options import LABEL
+from shoal.policies.documents import load
 from shoal.policies.kinds import KINDS
-from shoal.policies.questions import fill_in, questions
+from shoal.policies.questions import fill_in, lines_of, questions
 from shoal.policies.schema import schema as json_schema
 from shoal.policies.templates import NEEDS, need_template, summary, template
 from shoal.types.codes import Code, refuse
@@ -53,9 +55,21 @@ def new(
 
         run_wizard(need or "", answers, ask_region(context))
     elif need:
-        click.echo(fill_in(need_template(need), answers), nl=False)
+        text = need_template(need)
+        for key in answers:
+            _check_answer(text, key, answers)
+        click.echo(fill_in(text, answers), nl=False)
     else:
         click.echo(template(kind or "policy"), nl=False)
+
+
+def _check_answer(text: str, key: str, answers: Mapping[str, str]) -> None:
+    """As the wizard checks it. Raises ShoalError with the first problem in a line that the answer stands in."""
+    lines = lines_of(text, key)
+    for each in load([("", fill_in(text, answers))]).problems:
+        if each.line in lines:
+            why = each.refusal
+            raise refuse(why.code, f"--set {key}: {why.found}", why.asked, why.remedy)
 
 
 @policy.command()

@@ -35,7 +35,7 @@ def status(context: str, region: str, output: str) -> None:
         found = _read(api)
         name, address = api.context.region, api.address
     failed = [check for check in found["checks"] if not check.ok]
-    ill = _unwell(found)
+    ill = unwell(found)
     if output in ("json", "yaml"):
         emit({"region": name, **{kind: [as_data(row) for row in rows] for kind, rows in found.items()}}, output)
     else:
@@ -62,7 +62,7 @@ def _read(api: "RegionClient") -> dict[str, list[Any]]:
     return found
 
 
-def _unwell(found: dict[str, list[Any]]) -> list[tuple[str, str]]:
+def unwell(found: dict[str, list[Any]]) -> list[tuple[str, str]]:
     """(what, why) of each node, device and workload that is not as it should be."""
     ill = [
         (f"node {row.node.name}", f"{liveness(row)}{_because(row.reason)}")
@@ -80,7 +80,7 @@ def _unwell(found: dict[str, list[Any]]) -> list[tuple[str, str]]:
             f"{row.state}, {row.ready}/{row.wanted}{_because(row.reason)}",
         )
         for row in found["workloads"]
-        if row.state != "ready"
+        if row.state not in ("ready", "deleting")  # what is asked to go is as it should be
     ]
     return ill
 

@@ -17,8 +17,16 @@ from rich.text import Text
 from shoal.cli.render.columns import GAP, Cell, Column, fit, pad, shorten
 from shoal.types.codes import Refusal
 
-console = Console(highlight=False, soft_wrap=True)
-_stderr_console = Console(highlight=False, soft_wrap=True, stderr=True)
+
+class _Console(Console):
+    """`rich` ends the process with status 1 where the reader of a pipe has gone: for us that is a no."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+console = _Console(highlight=False, soft_wrap=True)
+_stderr_console = _Console(highlight=False, soft_wrap=True, stderr=True)
 _CUT: Final = "some texts are cut"
 _LABEL: Final = 8
 """Characters of a label of a refusal, with the space after it."""

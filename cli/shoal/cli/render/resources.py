@@ -28,7 +28,7 @@ def service_text(report: Any) -> str:
     if not report.requests:
         return "-"
     errors = f", {report.errors} failed" if report.errors else ""
-    return f"{show_seconds(report.latency_p95_s)} of {report.requests}{errors}"
+    return f"{show_seconds(report.latency_p95_s)} in {report.requests} requests{errors}"
 
 
 def sensor_text(value: float, show: Callable[[float], str]) -> str:
@@ -45,8 +45,10 @@ def event_line(event: operator_pb2.Event) -> str:
     where = "/".join(part for part in (event.workload.tenant, event.workload.name) if part) or event.subject
     mark = f" ({event.stand_in})" if event.stand_in else ""
     node = f" [{event.node}{mark}]" if event.node and event.node != where else mark
-    actor = f" by {event.actor}" if event.actor else ""
-    return f"{when(event.at)}  {event.code}  {where}{node}  {event.message}{actor}"
+    # Most events are the coordinator's own doing, which goes without saying.
+    actor = f"by {event.actor}" if event.actor not in ("", "coordinator") else ""
+    said = " ".join(filter(None, (event.message, actor)))
+    return "  ".join(filter(None, (when(event.at), event.code, f"{where}{node}", said)))
 
 
 def age(stamp: float) -> str:
@@ -182,7 +184,12 @@ def signer(signature: artifacts_pb2.ModelSignature) -> str:
 
 def place(one: operator_pb2.MigrationPlace) -> str:
     """Empty if the place is not known."""
-    return device_name(one.node, one.device, one.stand_in) if one.node else region_name(one.region, one.stand_in)
+    return region_name(one.region, one.stand_in) if one.region else place_here(one)
+
+
+def place_here(one: operator_pb2.MigrationPlace) -> str:
+    """A device of this region; empty if it is not known."""
+    return device_name(one.node, one.device, one.stand_in) if one.node else ""
 
 
 def place_cell(one: operator_pb2.MigrationPlace) -> Cell:

@@ -157,7 +157,7 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
         case ShiftingState(step=step):
             share, left = migration.rule.steps[step], len(migration.rule.steps) - step - 1
             to_go = f"{left} step{'' if left == 1 else 's'} to go" if left else "the last step"
-            return Refusal(Code.WAITING_FOR_SHIFT, f"{share:.0%} of the requests are held, {to_go}")
+            return Refusal(Code.WAITING_FOR_SHIFT, f"the new replica has {share:.0%} of the requests, {to_go}")
         case DrainingState():
             return Refusal(Code.WAITING_FOR_DRAIN, f"{migration.source.where} finishes what it has")
         case RollingBackState(refusal=refusal) | ReturningState(refusal=refusal) | AbortedState(refusal=refusal):

@@ -113,7 +113,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         compute = partial(self._compute_pool.run, actor)
         planned = await self._region.documents.plan(texts, digests, actor, back=back, compute=compute)
         plans = planned.plan.workloads if planned.plan is not None else ()
-        found = await delegation_previews(self._region.origin, planned.proposal.catalog, plans)
+        # Without plans there may be problems, such as a model that nobody pushed, by which no catalog can be read.
+        found = await delegation_previews(self._region.origin, planned.proposal.catalog, plans) if plans else {}
         fleet, wall, refusals = self._region.fleet.fleet, self._clock.wall(), dict(self._region.signals.refusals)
         return await compute(lambda: views.plan_view(planned, fleet, wall, refusals, found))
 

@@ -481,4 +481,4 @@ def _recording_event(pack: PackRef, by: Provenance, held: Reference | None, acto
 
 
 def unknown_model(name: str) -> Refusal:
-    return Refusal(Code.MODEL_UNKNOWN, f"{name!r:.120}", "a pushed model", "see `shoal model ls`")
+    return Refusal(Code.MODEL_UNKNOWN, f"no model {name!r:.120}", "a pushed model", "see `shoal model ls`")

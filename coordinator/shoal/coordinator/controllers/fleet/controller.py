@@ -485,7 +485,7 @@ class FleetController:
     def _require_node(self, node: str) -> NodeState:
         state = self.fleet.nodes.get(node)
         if state is None:
-            raise refuse(Code.NODE_UNKNOWN, f"{node!r:.80}", "a node of this region", "see `shoal get nodes`")
+            raise refuse(Code.NODE_UNKNOWN, f"no node {node!r:.80}", "a node of this region", "see `shoal get nodes`")
         return state
 
     def _is_alive(self, state: NodeState) -> bool:

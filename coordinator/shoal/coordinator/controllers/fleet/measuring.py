@@ -32,7 +32,7 @@ class MeasuringController:
         """
         state = fleet.nodes.get(node)
         if state is None:
-            raise refuse(Code.NODE_UNKNOWN, f"{node!r:.80}", "an enrolled node", "see `shoal get nodes`")
+            raise refuse(Code.NODE_UNKNOWN, f"no node {node!r:.80}", "an enrolled node", "see `shoal get nodes`")
         if not state.connected:
             raise refuse(Code.NODE_NOT_READY, f"{node} is not connected", "a node that answers", f"start {node}")
         names = tuple(each.name for each in state.node.devices if device in ("", each.name))

@@ -93,7 +93,7 @@ async def can_move(
         if aim.node not in nodes:
             raise refuse(
                 Code.NODE_UNKNOWN,
-                f"{to!r:.120}",
+                f"no node {aim.node!r:.80}",
                 "NODE, NODE/DEVICE or REGION",
                 "see `shoal get devices`, `shoal federation regions`",
             )

@@ -295,7 +295,7 @@ class WorkloadsController:
         """
         digest = self.catalog.digest_of(name)
         if digest is None:
-            raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
+            raise refuse(Code.MODEL_UNKNOWN, f"no model {name!r:.80}", "a pushed model", "see `shoal model ls`")
         async with self.step_lock:
             cleared = await self.transitions.run(lambda: self._clear(digest, actor))
         if cleared:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from shoal.coordinator.core.catalog.checks import no_reference
 from shoal.coordinator.core.catalog.differences import DocumentChange, differences, lines
@@ -148,7 +149,7 @@ def without_document(catalog: Catalog, key: DocumentKey) -> Catalog:
     if users:
         raise ShoalError(
             Refusal(Code.IN_USE, f"{key.kind} {key.name} is used by {', '.join(users)}", "one that nothing uses",
-                    f"delete {'it' if len(users) == 1 else 'them'} first")
+                    f"delete {'that workload' if len(users) == 1 else 'those workloads'} first")
         )  # fmt: skip
     return catalog.with_documents({}, [key])
 
@@ -172,11 +173,13 @@ def _pin(
     for source, path in places:
         digest = catalog.digest_of(digests.get(source, source))
         if digest is None:
+            names = (name for each in catalog.models.values() for name in each.names)
+            near = "".join(f"did you mean {name}? Else " for name in get_close_matches(source[:64], names, 1))
             refusal = Refusal(
                 Code.MODEL_UNKNOWN,
-                f"{source!r:.120}",
+                f"no model {source!r:.120}",
                 "the name or digest of a pushed model",
-                f"push it first: {push_command(source)}",
+                f"{near}push it first: {push_command(source)}",
             )
             missing.append(document.problem(path, refusal))
             continue

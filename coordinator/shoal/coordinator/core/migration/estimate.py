@@ -161,7 +161,10 @@ def check_aim(fleet: Fleet, aim: Aim) -> None:
         return
     state = fleet.nodes.get(aim.node)
     if state is None:
-        raise refuse(Code.NODE_UNKNOWN, f"node {aim.node!r:.80}", "an enrolled node", "see `shoal get nodes`")
+        raise refuse(
+            Code.NODE_UNKNOWN, f"no node {aim.node!r:.80}", "NODE, NODE/DEVICE or REGION",
+            "see `shoal get devices`, `shoal federation regions`",
+        )  # fmt: skip
     if aim.device and state.device(aim.device) is None:
         raise refuse(
             Code.NOT_FOUND, f"{aim.node} has no device {aim.device!r:.80}", "one of its devices",

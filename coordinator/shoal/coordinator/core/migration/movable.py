@@ -94,7 +94,8 @@ def movable_replica(
     if not away:
         found = f"{key} is on {free[0][0]}/{free[0][1].device} already"
         waits = len(free) < len(mine) and not all(is_there(each, aim) for each in mine)
-        return MoveObstacle(Refusal(Code.CONFLICT, found, "another node or device"), is_final=not waits)
+        refusal = Refusal(Code.CONFLICT, found, "another node or device", "see `shoal get devices`")
+        return MoveObstacle(refusal, is_final=not waits)
     spare = _standby_at(key, aim, held, fleet)
     if spare is not None:
         found = f"the standby of {key} is on {aim.node}/{spare.device}"

@@ -649,8 +649,11 @@ class Scope:
             high = self.latency_s(option, intent, replicas, high=True)
             if not high <= bound:
                 mid = self.latency_s(option, intent, replicas)
+                rate = self.replica_rate(intent, replicas)
                 found = (
-                    "overloaded" if mid == math.inf else f"label `{RTT_LABEL}` of {option.state.name} is no duration"
+                    f"overloaded by {rate:.3g} requests/s"
+                    if mid == math.inf
+                    else f"label `{RTT_LABEL}` of {option.state.name} is no duration"
                 )
                 if mid < math.inf:
                     found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}"

@@ -127,7 +127,8 @@ def _classify(scope: Scope, intent: Intent, node: str, assignment: Assignment) -
         return Refusal(Code.DEVICE_LOST, f"{node} has no {assignment.device} any more", assignment.device)
     model = next((model for model in intent.models if model.variant == assignment.variant), None)
     if model is None or model.digest not in inputs.profiles:
-        return Refusal(Code.CONFLICT, "it runs another model", ", ".join(model.source for model in intent.models))
+        asked = ", ".join(f"{each.source} ({each.digest[:19]})" for each in intent.models)
+        return Refusal(Code.CONFLICT, f"it runs another model, {assignment.model[:19]}", asked)
     if assignment.shared_worker != intent.shared_worker:
         return Refusal(Code.CONFLICT, "its isolation changed", "a worker as the document says")
     if assignment.partial != intent.require.partial:
