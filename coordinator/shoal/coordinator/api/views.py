@@ -13,9 +13,9 @@ from shoal.coordinator.controllers.documents.revisions import Revision
 from shoal.coordinator.controllers.federation.membership import FederationMembership
 from shoal.coordinator.controllers.identity.enrolment import Token
 from shoal.coordinator.controllers.identity.revocation import RevokedItem
+from shoal.coordinator.controllers.identity.rotation import Rotation
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.queries.delegation import DelegationPreview, IndicativeBid
-from shoal.coordinator.controllers.region.trust import Rotation
 from shoal.coordinator.controllers.workloads.apply import PlanResult
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.differences import DocumentChange

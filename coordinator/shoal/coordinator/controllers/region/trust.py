@@ -5,13 +5,12 @@ the list in memory, and every front against the list in its desired set. A rotat
 member lags behind; `Rotation.laggards` lists those that do.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.identity.certificates import IDENTITIES, CertificateRecord, IdentityRecord, key_of
+from shoal.coordinator.controllers.identity.certificates import CertificateRecord, IdentityRecord, key_of
 from shoal.coordinator.controllers.identity.enrolment import BEARER, LIFETIME_S, TOKENS, Token
 from shoal.coordinator.controllers.identity.revocation import (
     Revocation,
@@ -20,10 +19,20 @@ from shoal.coordinator.controllers.identity.revocation import (
     Revocations,
     RevokedItem,
 )
-from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.identity.rotation import (
+    LACKS_CERTIFICATE,
+    LACKS_TRUST,
+    CaRotation,
+    Laggard,
+    Participants,
+    Rotation,
+    people_laggards,
+    trusts_all,
+    valid_people,
+)
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
-from shoal.coordinator.ports import BrokerAccess, Clock, RootInfo, RotatingAuthority, StaleRevision, Store
+from shoal.coordinator.ports import BrokerAccess, Clock, RotatingAuthority, StaleRevision, Store
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -34,40 +43,8 @@ SHARED_SERIALS_MOST: Final = 500
 """Revoked gateways sent to other regions at most, because messages to them have a size limit."""
 TICK_S: Final = Seconds(1.0)
 KEEP_CHOICES: Final = ("running", "none")
-_NEXT_CA: Final = "trust in the next CA"
 OVERDUE_FRACTION: Final = 1 / 6
 """A certificate with less than this fraction of its lifetime left is overdue: renewal is due when a third is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Laggard:
-    """A member that a rotation waits for."""
-
-    # URI name of the member.
-    uri: str
-    # What it still has to get.
-    lacks: str
-    # True if it has a session; for the broker, if it shows a certificate.
-    is_connected: bool
-    # When its certificate expires; 0: unknown.
-    not_after: Wall
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    # idle | trust | issue.
-    """State of the CA's rotation."""
-
-    # One of idle, trust and issue; idle: no rotation is in progress.
-    stage: str
-    # When the stage began.
-    since: Wall
-    # The region's CAs.
-    roots: tuple[RootInfo, ...]
-    # Members that the stage waits for, by URI name.
-    laggards: tuple[Laggard, ...]
-    # Number of members that take part: nodes, people, the broker, and the federation while it is waited for.
-    members: int
 
 
 class TrustController:
@@ -106,7 +83,14 @@ class TrustController:
             on_revocation=self._on_revocation,
         )
         self._resumed = False
-        self._rotating = asyncio.Lock()
+        self._rotation = CaRotation(
+            region.config.name,
+            authority,
+            clock,
+            participants=self._participants,
+            on_stage=self._on_stage,
+            note=region.fence.note,
+        )
 
     async def start(self) -> None:
         await self.revocations.start()
@@ -260,67 +244,42 @@ class TrustController:
     # the authority
 
     async def rotation(self) -> Rotation:
-        authority = self._authority
-        nodes = [state for state in self._region.fleet.fleet.nodes.values() if _blocks_rotation(state)]
-        people = await self._people()
-        laggards = await self._laggards(nodes, people)
-        members = len(nodes) + len(people) + (self._broker is not None) + len(self._federation_laggards())
-        return Rotation(authority.stage, authority.since, authority.infos(), laggards, members)
+        return await self._rotation.state()
 
     async def rotate(self, stage: str, actor: str) -> None:
-        """stage: empty begins; `issue` and `retire` proceed without the laggards.
-
-        Raises ShoalError(FIELD_INVALID | CONFLICT).
-        """
-        if stage not in ("", "issue", "retire"):
-            raise refuse(Code.FIELD_INVALID, f"stage {stage!r:.40}", "issue or retire", "leave it out to begin")
-        await self._set_stage(stage, actor)
+        """As `CaRotation.rotate`."""
+        await self._rotation.rotate(stage, actor)
 
     async def _advance(self) -> None:
-        following = {"trust": "issue", "issue": "retire"}.get(self._authority.stage)
-        if following is not None and not (await self.rotation()).laggards:
-            await self._set_stage(following, "coordinator")
+        await self._rotation.advance()
 
-    async def _set_stage(self, stage: str, actor: str) -> None:
-        async with self._rotating:
-            wall = self._clock.wall()
-            match stage:
-                case "issue":
-                    await self._authority.promote(wall)
-                case "retire":
-                    await self._authority.retire(wall)
-                case _:
-                    await self._authority.begin(wall)
-            self._on_rotation()
-            self._publish()
-            word = {"issue": "CA_ISSUES", "retire": "CA_RETIRED"}.get(stage, "CA_FOLLOWED")
-            message = f"{self._authority.fingerprint[:16]} issues; {len(self._authority.roots)} trusted"
-            await self._region.fence.note(LogEvent(word, self._region.config.name, message, actor))
+    def _on_stage(self) -> None:
+        self._on_rotation()
+        self._publish()
 
-    async def _laggards(self, nodes: list[NodeState], people: list[IdentityRecord]) -> tuple[Laggard, ...]:
+    async def _participants(self) -> Participants:
         authority = self._authority
+        nodes = [state for state in self._region.fleet.fleet.nodes.values() if _blocks_rotation(state)]
+        people, federation = await self._people(), self._federation_laggards()
         found = []
         if authority.stage == "trust":
-            wanted = set(authority.fingerprints)
-            found = [self._laggard(state, _NEXT_CA) for state in nodes if not wanted <= {*state.roots}]
-            found += self._federation_laggards()
+            found = [self._laggard(state, LACKS_TRUST) for state in nodes if not trusts_all(authority, state.roots)]
+            found += federation
         elif authority.stage == "issue":
-            lacks = "a certificate of the CA that issues"
             for state in nodes:
                 if await self._issuer_of(state) != authority.fingerprint:
-                    found.append(self._laggard(state, lacks))
-            for record in people:
-                if record.issuer != authority.fingerprint:
-                    found.append(Laggard(record.uri, lacks, False, record.not_after))
+                    found.append(self._laggard(state, LACKS_CERTIFICATE))
+            found += people_laggards(people, authority)
             found += await self._broker_laggards()
-        return tuple(sorted(found, key=lambda each: each.uri))
+        count = len(nodes) + len(people) + (self._broker is not None) + len(federation)
+        return Participants(count, tuple(found))
 
     def _federation_laggards(self) -> list[Laggard]:
         """The federation would take no call with a certificate of a CA that it does not know, not even the one that
         tells of the CA."""
         if self._authority.stage != "trust" or self._is_listed():
             return []
-        return [Laggard(uri_of(self._region.config.name, Role.FEDERATION, "federation"), _NEXT_CA, False, Wall(0.0))]
+        return [Laggard(uri_of(self._region.config.name, Role.FEDERATION, "federation"), LACKS_TRUST, False, Wall(0.0))]
 
     async def _broker_laggards(self) -> list[Laggard]:
         """A broker gets its files from an operator: without new ones, nodes would no longer trust it."""
@@ -330,7 +289,7 @@ class TrustController:
         found = None if shown is None else self._authority.recognise(shown)
         if found is not None and found.issuer == self._authority.fingerprint:
             return []
-        lacks = "a certificate of the CA that issues: shoal-coordinator broker-config again, then reload it"
+        lacks = f"{LACKS_CERTIFICATE}: shoal-coordinator broker-config again, then reload it"
         ends = Wall(0.0) if found is None else found.identity.not_after
         return [Laggard(uri_of(self._region.config.name, Role.BROKER, "broker"), lacks, found is not None, ends)]
 
@@ -345,15 +304,7 @@ class TrustController:
         return next((each.issuer for each in held if each.serial == state.serial), "")
 
     async def _people(self) -> list[IdentityRecord]:
-        """Operators, viewers and tenants whose certificate is valid."""
-        wall = self._clock.wall()
-        found = []
-        for role in LIFETIME_S.keys() - NODES:
-            for each in await self._store.scan(f"{IDENTITIES}{role}/"):
-                record = codec.load(IdentityRecord, each.value)
-                if record.not_after > wall and not record.revoked:
-                    found.append(record)
-        return found
+        return await valid_people(self._store, LIFETIME_S.keys() - NODES, self._clock.wall())
 
 
 @dataclass(frozen=True, slots=True)
