@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from shoal.coordinator.core.signals.model import SignalName, SignalReading
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
@@ -16,12 +16,13 @@ from shoal.types.identity import Identity
 from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.metric import CounterMetric
 from shoal.types.migration import PackRef
-from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
+from shoal.types.offer import Advertisement, Answer, Directory, FederationRoots, Member, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.trace import Span
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
 T = TypeVar("T")
+NEVER: Final = Wall(0.0)
 
 
 class Clock(Protocol):
@@ -344,14 +345,22 @@ class FetchCounter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class AdvertiseAnswer:
+    """What the federation answers to an advertisement."""
+
+    # The directory, if the region's version of it is outdated.
+    directory: Directory | None = None
+    # The federation's own CAs, if the region trusts others; not checked yet.
+    roots: FederationRoots | None = None
+
+
 class FederationLink(Protocol):
     """Calls to the federation that this region joined. Raises ShoalError(FEDERATION_UNREACHABLE), or the federation's
     refusal.
     """
 
-    async def advertise(self, advertisement: Advertisement) -> Directory | None:
-        """The directory, if it changed since the last one returned; else None."""
-        ...
+    async def advertise(self, advertisement: Advertisement) -> AdvertiseAnswer: ...
 
     async def solicit(self, solicitation: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
         """The candidates' answers that came in time. Answers without a valid signature are left out and counted."""
@@ -374,6 +383,8 @@ class JoinedFederation:
     roots: tuple[str, ...]
     # The newest directory received.
     directory: Directory
+    # When `roots` last changed, by the federation's clock; 0: not since it was founded.
+    roots_since: Wall = NEVER
 
 
 class FederationRegistry(Protocol):
@@ -559,6 +570,14 @@ class RotatingAuthority(CertificateAuthority, Protocol):
 
     async def retire(self, wall: Wall) -> None:
         """issue -> idle; the old key is deleted."""
+        ...
+
+
+class SharedAuthority(RotatingAuthority, Protocol):
+    """A RotatingAuthority whose files several processes share."""
+
+    async def reload(self) -> None:
+        """Takes over the stage that another process has reached. Raises ShoalError(STATE_CORRUPT)."""
         ...
 
 

@@ -26,6 +26,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "broker_rights_changed": "The broker admits nodes, or no longer admits them.",
     "broker_rights_loaded": "The coordinator has read which nodes the broker admits, and keeps that up to date.",
     "broker_rights_write_failed": "The broker's rights were not saved. After a restart it admits nodes one by one.",
+    "ca_rotation_failed": "The rotation of a federation's CA did not go on. It is tried again.",
     "call_failed": "A call ended in an unforeseen error; its caller got `INTERNAL`. `suppressed`: such lines left out.",
     "call_refused": "A call of enrolment, renewal or joining was refused.",
     "carrier_changed": "The agent uses another carrier from now on: gRPC or MQTT.",

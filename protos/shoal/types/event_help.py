@@ -79,7 +79,7 @@ _IDENTITY: Final = {
     "ENROLLED": "An identity was enrolled with a token.",
     "RENEWED": "A certificate was renewed; or, of a workload, its agreement was, and its service there changed.",
     "REVOKED": "An identity's certificates were revoked.",
-    "CA_FOLLOWED": "A rotation of the CA began: nodes learn to trust the next one.",
+    "CA_FOLLOWED": "A rotation of the CA began: nodes, or a federation's regions, learn to trust the next one.",
     "CA_ISSUES": "The new CA issues certificates.",
     "CA_RETIRED": "The old CA is no longer trusted.",
 }
@@ -95,6 +95,7 @@ _REGION: Final = {
 }
 
 _FEDERATION: Final = {
+    "FEDERATION_CA_CHANGED": "The region trusts other CAs of its federation, which rotates its own.",
     "FEDERATION_JOINED": "The region joined a federation.",
     "FEDERATION_LEFT": "The region left its federation.",
     "REGION_JOINED": "A region joined this federation.",

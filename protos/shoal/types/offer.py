@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shoal.types.codes import Refusal
 from shoal.types.device import EnergySource
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
+from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Limits, Requirements, Weights, WorkloadKey
 
 
@@ -56,6 +56,8 @@ class Advertisement:
     heads: Mapping[str, str] = field(default_factory=dict)
     # Version of the directory that this region holds; 0 without any.
     directory: int = 0
+    # Fingerprints of the federation's CAs that this region trusts; empty: of a version that does not follow them.
+    trusted_roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,16 @@ class Directory:
     version: int
     # All regions that may trade.
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FederationRoots:
+    """The federation's own CAs, as it tells its members."""
+
+    # Certificates (PEM) of the CAs, the issuing one first.
+    pems: tuple[str, ...]
+    # When they last changed, by the federation's clock; grows with each change.
+    since: Wall
 
 
 def member_of(directory: Directory | None, region: str) -> Member | None:

@@ -156,6 +156,7 @@ class Advertisement(_message.Message):
     LEDGER_HEAD_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    TRUSTED_ROOTS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     sequence: _builtins.int
     lease_s: _builtins.float
@@ -168,6 +169,10 @@ class Advertisement(_message.Message):
     def rtt_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def heads(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def trusted_roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fingerprints of the federation's CAs that the region trusts. None: of a version that does not follow them."""
+
     def __init__(
         self,
         *,
@@ -180,10 +185,11 @@ class Advertisement(_message.Message):
         ledger_head: _builtins.str = ...,
         heads: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         directory: _builtins.int = ...,
+        trusted_roots: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "directory", b"directory", "heads", b"heads", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "directory", b"directory", "heads", b"heads", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "sequence", b"sequence", "trusted_roots", b"trusted_roots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -255,25 +261,56 @@ class Directory(_message.Message):
 Global___Directory: _TypeAlias = Directory  # noqa: Y015
 
 @_typing.final
+class FederationRoots(_message.Message):
+    """The federation's own CAs (PEM), the issuing one first. since: when they last changed; it grows with each change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEMS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    since: _builtins.float
+    @_builtins.property
+    def pems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        pems: _abc.Iterable[_builtins.str] | None = ...,
+        since: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pems", b"pems", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FederationRoots: _TypeAlias = FederationRoots  # noqa: Y015
+
+@_typing.final
 class AdvertiseReply(_message.Message):
-    """directory: absent where the region has the newest (Advertisement.directory)."""
+    """directory: absent where the region has the newest (Advertisement.directory). roots: absent where the region trusts
+    these and no others (Advertisement.trusted_roots).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     @_builtins.property
     def directory(self) -> Global___Directory: ...
+    @_builtins.property
+    def roots(self) -> Global___FederationRoots: ...
     def __init__(
         self,
         *,
         directory: Global___Directory | None = ...,
         lease_s: _builtins.float = ...,
+        roots: Global___FederationRoots | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "roots", b"roots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "lease_s", b"lease_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "lease_s", b"lease_s", "roots", b"roots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1224,8 +1261,11 @@ class JoinReply(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    ROOTS_SINCE_FIELD_NUMBER: _builtins.int
     federation: _builtins.str
     address: _builtins.str
+    roots_since: _builtins.float
+    """When `roots` last changed."""
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1237,10 +1277,11 @@ class JoinReply(_message.Message):
         address: _builtins.str = ...,
         roots: _abc.Iterable[_builtins.str] | None = ...,
         directory: Global___Directory | None = ...,
+        roots_since: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "directory", b"directory", "federation", b"federation", "roots", b"roots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "directory", b"directory", "federation", b"federation", "roots", b"roots", "roots_since", b"roots_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "Receipts.receipts": 1_024,
     "Node.devices": 1_024,
     "Device.links": 128,
+    "FederationRoots.pems": 16,
     "Status.observed": 4_096,
     "Status.gone": 4_096,
     "Status.readings": 1_024,
@@ -46,8 +47,8 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
     "Status.tenants": 4_096,
     "Subscriptions.workloads": MAX_SUBSCRIPTIONS,
 }
-"""Limits of items in an agent's messages, checked before any item is read: the most that an agent sends, with a
-margin."""
+"""Limits of items in an agent's messages, and of a federation's CAs, checked before any item is read: the most that is
+sent, with a margin."""
 
 
 _REQUIRED: Final = object()

@@ -9,7 +9,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Wall
-from shoal.wire.certificates import identity_of_certificate
+from shoal.wire.certificates import CERTIFICATE_ERRORS, ca_fingerprint, identity_of_certificate
 from shoal.wire.identity import check_validity, require
 
 
@@ -44,6 +44,26 @@ def check_issuer(certificate: x509.Certificate, authorities: Sequence[x509.Certi
             "one of its region",
             "enrol again with a join token",
         )
+
+
+def check_authorities(pems: Sequence[str]) -> None:
+    """Raises ShoalError(FIELD_INVALID) if one of these is something else than one CA's certificate in PEM."""
+    authority_fingerprints(pems)
+
+
+def authority_fingerprints(pems: Sequence[str]) -> tuple[str, ...]:
+    """SHA-256 of each CA's certificate (DER), hex. Raises as `check_authorities`."""
+    return tuple(_authority_fingerprint(pem) for pem in pems)
+
+
+def _authority_fingerprint(pem: str) -> str:
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(pem.encode())
+        if certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return ca_fingerprint(certificate)
+    except CERTIFICATE_ERRORS:
+        pass  # refused below
+    raise refuse(Code.FIELD_INVALID, "something else than a CA's certificate", "the CAs, each in PEM", "")
 
 
 def has_known_issuer(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:

@@ -80,7 +80,11 @@ NEEDS: Final = {
             "shoal token create --role operator --name bea",
             "SHOAL_HOME=bea SHOAL_TOKEN=... shoal context login --coordinator HOST:7444",
         ),
-        instead=((r"\bDATA_DIR\b", "{coordinator}"), (r"shoal ca rotate$", "shoal ca rotate --wait 0s")),
+        instead=(
+            (r"\bDATA_DIR\b", "{coordinator}"),
+            (r"shoal ca rotate$", "shoal ca rotate --wait 0s"),
+            (r"--context fed\b", "--context dev-federation"),
+        ),
     ),
     "docs/guides/inference.md": Needs(
         before=JOINED,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from harness.builders.offers import offer
 from harness.fakes.region import DIGEST
 from shoal.coordinator.core.negotiation import hold
-from shoal.coordinator.ports import Clock, VerifiedMessage
+from shoal.coordinator.ports import AdvertiseAnswer, Clock, VerifiedMessage
 from shoal.types.agreement import (
     Award,
     Delivered,
@@ -22,7 +22,7 @@ from shoal.types.agreement import (
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import EnergySource
-from shoal.types.offer import Answer, Directory, Solicitation
+from shoal.types.offer import Answer, Solicitation
 from shoal.types.units import Elapsed, Joules, Seconds
 from shoal.types.workload import Requirements
 
@@ -173,8 +173,8 @@ class FakePeers:
     async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         yield b""
 
-    async def advertise(self, advertisement: object) -> Directory | None:
-        return None
+    async def advertise(self, advertisement: object) -> AdvertiseAnswer:
+        return AdvertiseAnswer()
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
         if self.federation_down:

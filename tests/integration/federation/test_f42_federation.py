@@ -1,8 +1,11 @@
 """F42: the federation is killed, and cut off, under load; agreements are renewed from region to region. Scaled to
-seconds: the whole minute is `-m long`."""
+seconds: the whole minute is `-m long`. And its own CA is followed by another."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,9 @@ from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack
 from harness.report import record
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
+from shoal.client import RegionClient
+from shoal.devstack.control import CONTEXT
+from shoal.types.codes import Code, ShoalError
 
 pytestmark = pytest.mark.alone
 
@@ -102,3 +108,69 @@ def test_f42_a_ca_that_follows_waits_for_the_federation(neighbourhood: DevStack)
     stack.apply(in_regions("followed", NEAR))
     wait_delegated(stack, "followed")
     delete_delegated(stack, "followed")
+
+
+def wait_trusts(stack: DevStack, region: str, fingerprint: str, after: int) -> None:
+    """Wait until the region wrote, after this event, that it trusts this CA of its federation and no other."""
+
+    def changes() -> list[str]:
+        with stack.api(region) as api:
+            return [event.message for event in api.events(after) if event.code == "FEDERATION_CA_CHANGED"]
+
+    wait_until(
+        lambda: changes()[-1:] == [f"trusts {fingerprint[:16]}"],
+        WAIT_TIMEOUT_S,
+        f"{region} to trust the new CA alone",
+    )
+
+
+def test_f42_the_federations_ca_is_followed_by_another_under_load(neighbourhood: DevStack, tmp_path: Path) -> None:
+    """A region whose coordinator is killed meanwhile is waited for, and misses nothing."""
+    stack, clock = neighbourhood, SystemClock()
+    regions = stack.info.stack.regions
+    context = f"{CONTEXT}-federation"
+    operator = stack.contexts.get(context)
+    outdated = replace(operator, folder=str(shutil.copytree(operator.folder, tmp_path / "outdated")))
+    far = next(each.name for each in stack.info.stack.members if (each.region, each.role) == (FAR, "coordinator"))
+    before = {}
+    for region in regions:
+        with stack.api(region) as api:
+            before[region] = max((event.sequence for event in api.events()), default=0)
+
+    stack.apply(in_regions("away", NEAR))
+    agreed = wait_delegated(stack, "away")
+    with gateway_load(stack, "away") as load:
+        load.wait_for(20)
+        began = clock.now()
+        stack.kill(far)
+        begun = stack.shoal("ca", "rotate", "--wait", "0s", "--context", context)
+        assert begun.returncode == 0, begun.stderr
+        assert "waits for" in begun.stdout
+        stack.control.break_member(far, "resume")
+        done = stack.shoal("ca", "rotate", "--wait", "60s", "--context", context)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1].startswith("done: "), done.stdout
+        took_s = clock.now() - began
+        wait_until(lambda: is_renewed(stack, "away"), WAIT_TIMEOUT_S, "the agreement to be renewed")
+        load.wait_for(20)
+    verdict = load.verdict()
+    assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
+    assert [view.agreement for view in agreements(stack, "away")] == [agreed.agreement]
+
+    with RegionClient(operator) as api:
+        found = api.authority()
+    assert sorted(root.state for root in found.roots) == ["issuing", "retired"]
+    (issuing,) = [root.fingerprint for root in found.roots if root.state == "issuing"]
+    for region in regions:
+        wait_trusts(stack, region, issuing, before[region])
+    with RegionClient(outdated) as api, pytest.raises(ShoalError) as refused:
+        api.authority()
+    assert refused.value.code in (Code.CERT_UNTRUSTED, Code.COORDINATOR_UNREACHABLE), "the old CA vouches for nobody"
+    wait_all_acquainted(stack)
+    stack.apply(in_regions("followed", NEAR))
+    wait_delegated(stack, "followed")
+    record(
+        "F42", "P", 1, what="rotation of the federation's CA", sent=verdict.sent, lost=verdict.lost_count,
+        took_s=round(took_s, 1), slowest_s=round(verdict.slowest_s, 3),
+    )  # fmt: skip
+    delete_delegated(stack, "away", "followed")

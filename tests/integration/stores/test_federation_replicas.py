@@ -1,4 +1,5 @@
-"""Two replicas of a federation on one etcd, one of which is killed: its members go on with the other."""
+"""Two replicas of a federation on one etcd, one of which is killed: its members go on with the other, and so does the
+rotation of its CA."""
 
 import signal
 from collections.abc import Callable
@@ -6,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.cluster.coordinator import operator
 from harness.cluster.federation import FederationProcesses, replicated_federation
 from harness.report import record
 from harness.servers.etcd import etcd
 from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
+from shoal.types.device import Role
+from shoal.v1 import operator_pb2
 
 pytestmark = pytest.mark.alone
 
@@ -54,3 +58,35 @@ def test_f42_one_replica_of_the_federation_is_killed(tmp_path: Path) -> None:
             assert view is not None
             assert not view.HasField("reason")
         record("F42", "P", len(took), replicas=2, store="etcd", heard_again_s=[round(each, 2) for each in took])
+
+
+def test_f42_a_replica_that_began_a_rotation_is_killed_and_the_other_one_ends_it(tmp_path: Path) -> None:
+    clock = CoordinatorClock()
+    with etcd(tmp_path / "etcd") as store, replicated_federation(tmp_path, store, "alpha", "beta") as federation:
+        first, second = federation.replicas
+        for region in federation.regions:
+            federation.join(region)
+        federation.wait_all_known()
+
+        def authority_at(address: str) -> operator_pb2.GetAuthorityReply:
+            own = first.certificate(Role.OPERATOR, "op")  # of the CA that issues now; its files are the first one's
+            return operator(address, own).GetAuthority(operator_pb2.GetAuthorityRequest(), timeout=10.0)
+
+        began = clock.now()
+        before = [root.fingerprint for root in authority_at(second.link).roots]
+        federation.operator().RotateAuthority(operator_pb2.RotateAuthorityRequest(), timeout=10.0)
+        first.end(signal.SIGKILL)
+        wait_until(
+            lambda: [root.state for root in authority_at(second.link).roots] == ["retired", "issuing"],
+            60.0, "the other replica to end the rotation",
+        )  # fmt: skip
+        took_s = clock.now() - began
+        first.start(flags=federation.flags)
+        for replica, other in ((first, second), (second, first)):
+            found = authority_at(replica.link)
+            assert [root.fingerprint for root in found.roots][:1] == before
+            assert found.stage == "idle"
+            other.end(signal.SIGKILL)
+            wait_until(all_heard_since(federation, clock.wall()), 20.0, "every region is heard by this replica")
+            other.start(flags=federation.flags)
+        record("F42", "P", 1, what="rotation of the federation's CA", replicas=2, store="etcd", took_s=round(took_s, 1))

@@ -1,6 +1,7 @@
-"""`shoal ca`: the region's certificate authority, and its rotation."""
+"""`shoal ca`: the certificate authority of a region or of a federation, and its rotation."""
 
 import time
+from contextlib import ExitStack
 from typing import Final
 
 import click
@@ -11,10 +12,14 @@ from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import when
 from shoal.client import RegionClient
+from shoal.types.codes import Code, ShoalError
 from shoal.types.units import DURATION, parse_quantity
 from shoal.v1 import operator_pb2
 
 POLL_S: Final = 0.5
+RENEWED_S: Final = 10.0
+"""Within which a coordinator renews its first operator's files. A federation refuses an open connection too, once its
+certificate is of a CA that is trusted no more."""
 STAGES: Final = {
     "idle": "no rotation is on",
     "trust": "the next CA is made known",
@@ -24,14 +29,14 @@ STAGES: Final = {
 
 @click.group()
 def ca() -> None:
-    """The region's certificate authority."""
+    """The certificate authority of a region, or of a federation."""
 
 
 @ca.command()
 @connection
 @output
 def status(context: str, region: str, output: str) -> None:
-    """Which CAs the region trusts, where a rotation stands, and whom it waits for."""
+    """Which CAs the region or federation trusts, where a rotation stands, and whom it waits for."""
     with connect(context, region) as api:
         found = api.authority()
     if output in ("json", "yaml"):
@@ -59,18 +64,20 @@ def status(context: str, region: str, output: str) -> None:
 @connection
 @output
 def rotate(stage: str | None, wait: str, context: str, region: str, output: str) -> None:
-    """Follow the region's CA by a new one, without a restart.
+    """Follow the CA of a region, or of a federation, by a new one, without a restart.
 
     First everybody is told to trust both, then everybody gets a certificate of the new one, then the old one goes. The
     coordinator carries it on by itself, also over a restart and when this command is gone. Nodes that are lost are not
     waited for: when they come back they renew. Clients of tenants are, since they hold the files themselves, and so is
-    a broker: run `shoal-coordinator broker-config` again and reload it.
+    a broker: run `shoal-coordinator broker-config` again and reload it. A federation's waits for its member regions
+    that advertise, in place of nodes, until they trust the new one.
     """
+    quiet = output in ("json", "yaml")
     with connect(context, region) as api:
         found = api.authority()
         if stage is not None or found.stage == "idle":
             found = api.rotate(stage or "")
-        found = _wait_rotated(api, found, parse_quantity(wait, DURATION), quiet=output in ("json", "yaml"))
+    found = _wait_rotated(context, region, found, parse_quantity(wait, DURATION), quiet=quiet)
     if output in ("json", "yaml"):
         emit(as_data(found), output)
     elif found.stage == "idle":
@@ -81,20 +88,29 @@ def rotate(stage: str | None, wait: str, context: str, region: str, output: str)
 
 
 def _wait_rotated(
-    api: RegionClient, found: operator_pb2.GetAuthorityReply, wait_s: float, *, quiet: bool
+    context: str, region: str, found: operator_pb2.GetAuthorityReply, wait_s: float, *, quiet: bool
 ) -> operator_pb2.GetAuthorityReply:
     """Wait until the rotation is done or the time is over; print a line for each change."""
-    end = time.monotonic() + wait_s  # noqa: TID251 - a command's own clock
+    answered_at = time.monotonic()  # noqa: TID251 - a command's own clock
+    end = answered_at + wait_s
     shown = ""
-    while True:
-        text = f"{found.stage}: {found.nodes_done} of {found.nodes}"
-        if text != shown and not quiet and found.stage != "idle":
-            line(text, "dim")
-        shown = text
-        if found.stage == "idle" or time.monotonic() >= end:  # noqa: TID251
-            return found
-        time.sleep(POLL_S)  # noqa: TID251
-        found = api.authority()
+    with ExitStack() as opened:
+        api: RegionClient | None = None
+        while True:
+            text = f"{found.stage}: {found.nodes_done} of {found.nodes}"
+            if text != shown and not quiet and found.stage != "idle":
+                line(text, "dim")
+            shown = text
+            if found.stage == "idle" or time.monotonic() >= end:  # noqa: TID251
+                return found
+            time.sleep(POLL_S)  # noqa: TID251
+            api = api or opened.enter_context(connect(context, region))
+            try:
+                found, answered_at = api.authority(), time.monotonic()  # noqa: TID251
+            except ShoalError as error:
+                if error.code is not Code.CERT_UNTRUSTED or time.monotonic() - answered_at > RENEWED_S:  # noqa: TID251
+                    raise
+                api = None  # connects anew, with the files as they are then
 
 
 def _row(each: operator_pb2.LaggardView) -> list[str]:

@@ -4,20 +4,20 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import structlog
-from cryptography import x509
 
 from shoal.coordinator.api.enrol import answer_or_abort
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
-from shoal.coordinator.ports import Clock, VerifiedMessage
+from shoal.coordinator.ports import Clock, RotatingAuthority, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import check_name
-from shoal.types.offer import Advertisement, Directory, Member, Solicitation
+from shoal.types.offer import Advertisement, Directory, FederationRoots, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
-from shoal.wire.certificates import CERTIFICATE_ERRORS, identity_of_context
+from shoal.wire.certificates import identity_of_context
 from shoal.wire.identity import peer_ip
+from shoal.wire.trust import check_authorities
 
 Noun = TypeVar("Noun")
 
@@ -27,12 +27,14 @@ log: Final = structlog.get_logger("shoal.coordinator.federation")
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
-    """name: the federation's. The port's guard has checked the caller's certificate against its region's CAs."""
+    """name: the federation's; authority: its CAs. The port's guard has checked the caller's certificate against its
+    region's CAs."""
 
-    def __init__(self, name: str, controller: FederationController, clock: Clock) -> None:
+    def __init__(self, name: str, controller: FederationController, clock: Clock, authority: RotatingAuthority) -> None:
         self._name = name
         self._controller = controller
         self._clock = clock
+        self._authority = authority
 
     async def Advertise(self, request: federation_pb2.Said, context: Any) -> federation_pb2.AdvertiseReply:
         if len(request.content) > ADVERTISEMENT_BYTES:
@@ -44,7 +46,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 raise _invalid(error.refusal.found) from error
             raise
         directory = await self._controller.advertise(heard)
-        return federation_pb2.AdvertiseReply(directory=_directory_to_wire(directory), lease_s=heard.content.lease_s)
+        return federation_pb2.AdvertiseReply(
+            directory=_to_wire(directory),
+            lease_s=heard.content.lease_s,
+            roots=_to_wire(self._roots_for(heard.content.trusted_roots)),
+        )
 
     async def Solicit(self, request: federation_pb2.Said, context: Any) -> federation_pb2.SolicitReply:
         heard = self._verify(request, Solicitation, context, to=signed_envelope.ANYONE)
@@ -58,11 +64,19 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     async def Update(self, request: federation_pb2.Said, context: Any) -> federation_pb2.UpdateReply:
         heard = self._verify(request, Member, context)
         check_authorities(heard.content.roots)
-        return federation_pb2.UpdateReply(directory=_directory_to_wire(await self._controller.update(heard)))
+        return federation_pb2.UpdateReply(directory=_to_wire(await self._controller.update(heard)))
 
     async def Leave(self, request: federation_pb2.LeaveRequest, context: Any) -> federation_pb2.LeaveReply:
         await self._controller.remove(identity_of_context(context).region)
         return federation_pb2.LeaveReply()
+
+    def _roots_for(self, trusted: tuple[str, ...]) -> FederationRoots | None:
+        """The federation's CAs, unless the region trusts these and no others. A region that tells of none could not
+        adopt them."""
+        authority = self._authority
+        if not trusted or {*trusted} == {*authority.fingerprints}:
+            return None
+        return FederationRoots(authority.roots, authority.since)
 
     def _verify(
         self, request: federation_pb2.Said, kind: type[Noun], context: Any, *, to: str = ""
@@ -76,7 +90,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
 
 class JoiningService(federation_pb2_grpc.JoiningServicer):
-    """address: where members call. roots: the federation's CAs (PEM)."""
+    """address: where members call. authority: the federation's CAs."""
 
     def __init__(
         self,
@@ -85,21 +99,25 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
         enrolment: Enrolment,
         clock: Clock,
         address: Callable[[], str],
-        roots: Callable[[], tuple[str, ...]],
+        authority: RotatingAuthority,
     ) -> None:
         self._name = name
         self._controller = controller
         self._enrolment = enrolment
         self._clock = clock
         self._address = address
-        self._roots = roots
+        self._authority = authority
 
     async def Join(self, request: federation_pb2.JoinRequest, context: Any) -> federation_pb2.JoinReply:
         peer = peer_ip(context.peer())
         directory = await answer_or_abort("Join", self._join(request, peer), peer, context)
         log.info("region_joined", region=request.region, address=request.address, peer=peer)
         return federation_pb2.JoinReply(
-            federation=self._name, address=self._address(), roots=self._roots(), directory=nouns.to_wire(directory)
+            federation=self._name,
+            address=self._address(),
+            roots=self._authority.roots,
+            directory=nouns.to_wire(directory),
+            roots_since=self._authority.since,
         )
 
     async def _join(self, request: federation_pb2.JoinRequest, peer: str) -> Directory:
@@ -125,20 +143,8 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
             return self._controller.directory()
 
 
-def check_authorities(pems: tuple[str, ...]) -> None:
-    """Raises ShoalError(FIELD_INVALID)."""
-    for pem in pems:
-        try:
-            (certificate,) = x509.load_pem_x509_certificates(pem.encode())
-            authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except CERTIFICATE_ERRORS:
-            authority = False
-        if not authority:
-            raise refuse(Code.FIELD_INVALID, "something else than a CA's certificate", "the region's CAs, in PEM", "")
-
-
-def _directory_to_wire(directory: Directory | None) -> Any:
-    return None if directory is None else nouns.to_wire(directory)
+def _to_wire(noun: Directory | FederationRoots | None) -> Any:
+    return None if noun is None else nouns.to_wire(noun)
 
 
 def _invalid(found: str) -> ShoalError:

@@ -8,6 +8,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, stream_backup
 from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
 from shoal.coordinator.api.events import MAX_EVENTS, newest_events, stream_events
+from shoal.coordinator.controllers.federation.rotation import FederationRotation
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
 from shoal.coordinator.controllers.identity.revocation import RevocationOrder, Revocations
@@ -30,6 +31,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         controller: FederationController,
         enrolment: Enrolment,
         revocations: Revocations,
+        rotation: FederationRotation,
         events: EventLog,
         audit: AuditTrail,
         backups: Backups,
@@ -39,6 +41,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         self._controller = controller
         self._enrolment = enrolment
         self._revocations = revocations
+        self._rotation = rotation
         self._events = events
         self._audit = audit
         self._backups = backups
@@ -121,6 +124,20 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         outcome = f"{len(ended)} ended: {request.reason[:200]}"
         await self._audit.note(actor, "Revoke", f"{role} {request.name}", outcome)
         return views.revocation_view(ended)
+
+    async def GetAuthority(
+        self, request: operator_pb2.GetAuthorityRequest, context: Any
+    ) -> operator_pb2.GetAuthorityReply:
+        return views.authority_view(await self._rotation.state(), len(self._revocations.all))
+
+    async def RotateAuthority(
+        self, request: operator_pb2.RotateAuthorityRequest, context: Any
+    ) -> operator_pb2.RotateAuthorityReply:
+        actor = identity_of_context(context).uri
+        await self._rotation.rotate(request.stage, actor)
+        await self._audit.note(actor, "RotateAuthority", self._name, request.stage or "begun")
+        authority = views.authority_view(await self._rotation.state(), len(self._revocations.all))
+        return operator_pb2.RotateAuthorityReply(authority=authority)
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in stream_events(self._events, request):

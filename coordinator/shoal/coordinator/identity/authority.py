@@ -35,7 +35,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class FileAuthority:
-    """ports.Authority and ports.RotatingAuthority; its keys are in memory, read from `ca/`."""
+    """ports.SharedAuthority; its keys are in memory, read from `ca/`."""
 
     def __init__(self, roots: Roots) -> None:
         self.region = roots.region
@@ -131,6 +131,10 @@ class FileAuthority:
                     "look at it: shoal ca status",
                 )
             self._roots = await asyncio.to_thread(step)
+
+    async def reload(self) -> None:
+        async with self._rotation_lock:
+            self._roots = await asyncio.to_thread(self._roots.reload)
 
     def check(self, csr_pem: bytes, name: str) -> None:
         _parse_csr(csr_pem, name)

@@ -29,6 +29,8 @@ from shoal.wire.trust import has_known_issuer
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
 FIRST: Final = "1"
 _STATE: Final = "rotation.json"
+_MIN_STEP_S: Final = 0.001
+"""Between the beginnings of two stages, at least. A float of seconds since 1970 resolves less than a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,13 @@ class Roots:
             return "idle"
         return "issue" if self.issuing_name == self.trusted_names[-1] else "trust"
 
+    def reload(self) -> Self:
+        """The CAs as another process of the same folder left them. Blocking. Raises as `open`."""
+        state = _State.read(self.folder / _STATE)
+        if (state.issuing, state.trusted, state.since) == (self.issuing_name, self.trusted_names, self.since):
+            return self
+        return self.open(self.folder, self.region, wall=Wall(state.since), may_create=False)
+
     def begin(self, wall: Wall) -> Self:
         """Adds a successor that is trusted but does not issue yet. Blocking."""
         old = self.issuing
@@ -135,6 +144,8 @@ class Roots:
         return replace(after, all_roots=tuple(known))
 
     def _save(self, issuing: str, trusted: tuple[str, ...], wall: Wall) -> Self:
+        """Time moves on with each stage, whatever the clock says: members of a federation take the newest roots."""
+        wall = Wall(max(wall, self.since + _MIN_STEP_S))
         write_private(self.folder / _STATE, json.dumps(asdict(_State(issuing, trusted, wall))).encode())
         return replace(self, issuing_name=issuing, trusted_names=trusted, since=wall)
 

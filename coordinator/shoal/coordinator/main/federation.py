@@ -12,6 +12,7 @@ from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
 from shoal.coordinator.api.federation import FederationService, JoiningService
 from shoal.coordinator.api.federation_operator import FederationOperatorService
+from shoal.coordinator.controllers.federation.rotation import FederationRotation
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, REGION, Enrolment
 from shoal.coordinator.controllers.identity.renewal import CertificateRenewal
@@ -126,19 +127,27 @@ async def serve_store(
     audit = AuditTrail(events, meter)
     guard = Authorisation(name, clock, meter, audit, revocations.check, roots_of=roots_of)
     await revocations.start()
+    rotation = FederationRotation(
+        context,
+        authority,
+        election,
+        advertisements=controller.advertisements,
+        roles=OPERATOR_LIFETIMES,
+        on_stage=identity.refresh,
+    )
     api = server_for_members(guard)
-    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock), api)
+    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock, authority), api)
     backups = backups_of(config, "federation", store, clock)
     schedule = schedule_of(config, backups, clock, meter)
     # A federation refuses methods that it does not have.
     operators = FederationOperatorService(  # type: ignore[abstract]
-        name, controller, enrolment, revocations, events, audit, backups, process
+        name, controller, enrolment, revocations, rotation, events, audit, backups, process
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))
     listen(api, process.link, others)
     strangers = server_for_strangers()
-    joining = JoiningService(name, controller, enrolment, clock, link_addresses, lambda: authority.roots)
+    joining = JoiningService(name, controller, enrolment, clock, link_addresses, authority)
     federation_pb2_grpc.add_JoiningServicer_to_server(joining, strangers)
     people = EnrolmentService(name, enrolment, renewal, link_addresses, enrol_addresses)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
@@ -156,6 +165,7 @@ async def serve_store(
         asyncio.create_task(keep_running(traces.run)),
         asyncio.create_task(keep_running(operator.run)),
         asyncio.create_task(keep_running(revocations.run)),
+        asyncio.create_task(keep_running(rotation.run)),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(keep_running(schedule.run)))

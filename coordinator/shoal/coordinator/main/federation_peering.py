@@ -25,6 +25,7 @@ from shoal.types.address import HostPort
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2_grpc
 from shoal.wire.signed_envelope import RegionSigner
+from shoal.wire.trust import authority_fingerprints
 
 log: Final = structlog.get_logger("shoal.coordinator.trading")
 
@@ -67,6 +68,7 @@ class FederationPeering:
             peers=self.peers,
             own=self._own_member,
             capacity=lambda: capacity_classes(region.workloads.inputs()),
+            fingerprints_of=authority_fingerprints,
             heads=lambda: LedgerHeads(region.ledger.head, region.ledger.heads),
         )
 

@@ -27,6 +27,9 @@ _OUTCOME_UNKNOWN: Final = frozenset(
     }
 )
 """After these the call may have been executed."""
+_VERIFY_FAILED: Final = "CERTIFICATE_VERIFY_FAILED"
+_OF_DATES: Final = ("has expired", "not yet valid")
+"""BoringSSL's words, crypto/x509/x509_txt.c: X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID."""
 CLOSE_S: Final = 1.0
 
 
@@ -71,6 +74,12 @@ async def await_answer(call: Awaitable[T], unreachable: Code, callee: str) -> T:
             return await call
     except (grpc.RpcError, ShoalError) as cause:
         raise call_error(cause, unreachable, callee) from cause
+
+
+def has_unknown_issuer(refusal: Refusal) -> bool:
+    """Whether the call failed since no trusted CA vouches for the server's certificate, whatever its dates are. grpc
+    says so in the text of the error alone."""
+    return _VERIFY_FAILED in refusal.found and not any(each in refusal.found for each in _OF_DATES)
 
 
 def call_error(cause: grpc.RpcError | ShoalError, unreachable: Code, callee: str) -> ShoalError:

@@ -8,21 +8,23 @@ from typing import Any, Final
 import structlog
 
 from shoal.coordinator import metrics
-from shoal.coordinator.peers.channels import Channels, await_answer
+from shoal.coordinator.core.federation.trusted_roots import check_roots
+from shoal.coordinator.peers.channels import Channels, await_answer, has_unknown_issuer
 from shoal.coordinator.peers.grpc import CALL_S, stub_of, verify_answer
-from shoal.coordinator.ports import Clock, JoinedFederation, Meter, VerifiedMessage
+from shoal.coordinator.ports import AdvertiseAnswer, Clock, JoinedFederation, Meter, VerifiedMessage
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation, roots_of
+from shoal.types.offer import Advertisement, Answer, Directory, FederationRoots, Member, Solicitation, roots_of
 from shoal.types.token import JoinToken, parse_join_token
-from shoal.types.units import Seconds
+from shoal.types.units import Seconds, Wall
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, signed_envelope
 from shoal.wire.enrol import open_pinned_channel
 from shoal.wire.identity import dns_of
 from shoal.wire.request_limits import ENVELOPE_CONTENT
+from shoal.wire.trust import check_authorities
 
 FEDERATION: Final = "federation"
 """Name in the federation's certificate, whichever machine it runs on."""
@@ -51,9 +53,11 @@ class GrpcFederation:
         self._meter = meter
         self._last_address = ""
 
-    async def advertise(self, advertisement: Advertisement) -> Directory | None:
+    async def advertise(self, advertisement: Advertisement) -> AdvertiseAnswer:
         reply = await self._send_signed("Advertise", advertisement, CALL_S)
-        return nouns.from_wire(Directory, reply.directory) if reply.HasField("directory") else None
+        directory = nouns.from_wire(Directory, reply.directory) if reply.HasField("directory") else None
+        roots = nouns.from_wire(FederationRoots, reply.roots) if reply.HasField("roots") else None
+        return AdvertiseAnswer(directory, roots)
 
     async def solicit(self, solicitation: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
         asked = self._signer().sign(solicitation, signed_envelope.ANYONE)
@@ -90,8 +94,11 @@ class GrpcFederation:
             proof=proof,
         )
         reply = await asyncio.to_thread(_join_any, address.split(","), claim, request)
-        directory = nouns.from_wire(Directory, reply.directory)
-        return JoinedFederation(claim.region, reply.address, tuple(reply.roots), directory)
+        roots, directory = tuple(reply.roots), nouns.from_wire(Directory, reply.directory)
+        if (refusal := check_roots(FederationRoots(roots, Wall(reply.roots_since)))) is not None:
+            raise ShoalError(refusal)
+        check_authorities(roots)
+        return JoinedFederation(claim.region, reply.address, roots, directory, Wall(reply.roots_since))
 
     def _roots_of(self, region: str) -> tuple[str, ...]:
         return roots_of(self._require_federation().directory, region)
@@ -115,7 +122,11 @@ class GrpcFederation:
             try:
                 reply = await await_answer(call, Code.FEDERATION_UNREACHABLE, joined.federation)
             except ShoalError as error:
-                if error.code is not Code.FEDERATION_UNREACHABLE or not replicas:
+                if error.code is not Code.FEDERATION_UNREACHABLE:
+                    raise
+                if not replicas:
+                    if has_unknown_issuer(error.refusal):
+                        raise _untrusted(joined, address) from error
                     raise
             else:
                 self._last_address = address
@@ -142,6 +153,16 @@ class GrpcCandidates:
         reply = await await_answer(call, Code.PEER_UNREACHABLE, member.region)
         solicitation = nouns.decode(Solicitation, message.content, ENVELOPE_CONTENT)
         return verify_answer(reply, member.region, solicitation, self._roots_of, self._clock)
+
+
+def _untrusted(joined: JoinedFederation, address: str) -> ShoalError:
+    return refuse(
+        Code.CERT_UNTRUSTED,
+        f"{joined.federation} at {address} shows a certificate of a CA that this region does not know",
+        "one of a CA that it was told of",
+        "look who answers there; if its CA was rotated twice while this region was away: shoal federation leave "
+        "--forget, then join with a new token",
+    )
 
 
 def _join_any(

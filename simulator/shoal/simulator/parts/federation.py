@@ -191,7 +191,7 @@ class FederationListing:
                 lease_s=LEASE_S,
             )
             with suppress(ShoalError):
-                self.directory = await link.advertise(advertisement) or self.directory
+                self.directory = (await link.advertise(advertisement)).directory or self.directory
             await clock.sleep(Seconds(ADVERTISE_S if self.directory is not None else 0.5))
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast, get_args
 
-from shoal.coordinator.ports import PeerEvents, StaleRevision, VerifiedMessage
+from shoal.coordinator.ports import AdvertiseAnswer, PeerEvents, StaleRevision, VerifiedMessage
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.simulator.parts.network import Paths, short_digest
 from shoal.simulator.world.world import SimProcess, SimWorld
@@ -305,12 +305,12 @@ class SimFederationLink:
         self._region = region
         self._replicas = list(replicas)
 
-    async def advertise(self, advertisement: Advertisement) -> Directory | None:
+    async def advertise(self, advertisement: Advertisement) -> AdvertiseAnswer:
         reply = await self._ask(noun_message(self._region, advertisement), CALL_TIMEOUT_S)
         if reply is None:
-            return None
+            return AdvertiseAnswer()
         assert isinstance(reply, PeerMessage)
-        return cast("Directory", verify_message(reply).content)
+        return AdvertiseAnswer(cast("Directory", verify_message(reply).content))
 
     async def solicit(self, solicitation: Solicitation) -> tuple[VerifiedMessage[Answer], ...]:
         reply = await self._ask(noun_message(self._region, solicitation), CALL_TIMEOUT_S + solicitation.answer_s)

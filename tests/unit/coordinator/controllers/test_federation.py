@@ -149,6 +149,16 @@ async def test_a_region_gets_the_directory_only_where_it_has_another(world: Worl
     assert [each.region for each in told.members] == ["eu"]
 
 
+async def test_which_cas_a_region_trusts_is_told_to_no_other(world: World) -> None:
+    federation = await join_regions(world, "eu")
+    told = advertisement("eu", 2, trusted_roots=("a" * 64,))
+    await federation.advertise(signed_message("eu", told))
+    assert federation.advertisements() == (told,)
+    assert [each.advertisement for each in federation.directory().members] == [advertisement("eu", 2)]
+    world.clock.advance(10.0)
+    assert federation.advertisements() == ()
+
+
 async def test_a24_what_is_refused_leaves_the_last_good_one_until_it_is_old(world: World) -> None:
     federation = await join_regions(world, "eu")
     absurd = advertisement("eu", 2, classes=(capacity(devices=10**12),))

@@ -1,5 +1,8 @@
 """A region in a federation: what it keeps, what it tells, what it does when nobody answers."""
 
+import asyncio
+import hashlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,17 +12,30 @@ import pytest
 
 from harness.builders.federation_members import advertisement, capacity, member
 from harness.fakes.region import CountingIds, SteppedClock
-from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
+from harness.wait import until
+from shoal.coordinator.controllers.federation.membership import KEY, FederationMembership, LedgerHeads
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.log.region_clock import RegionClock
 from shoal.coordinator.controllers.region.region import NoMeter
-from shoal.coordinator.ports import JoinedFederation
+from shoal.coordinator.ports import AdvertiseAnswer, JoinedFederation, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.offer import Advertisement, Directory, Member
-from shoal.types.units import Seconds
+from shoal.types.offer import Advertisement, Directory, FederationRoots, Member
+from shoal.types.units import Seconds, Wall
+
+
+def set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+def fingerprints_of(pems: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(pem.startswith("CA ") for pem in pems):
+        raise refuse(Code.FIELD_INVALID, "no CA")
+    return tuple(hashlib.sha256(pem.encode()).hexdigest() for pem in pems)
 
 
 @dataclass
@@ -32,6 +48,9 @@ class Federation:
     left: int = 0
     refusal: Code | None = None
     far: dict[str, float] = field(default_factory=lambda: {"us": 0.08})
+    roots: FederationRoots | None = None
+    # Not set: what is told is heard, and no answer comes yet.
+    answers: asyncio.Event = field(default_factory=set_event)
 
     def _answer(self) -> None:
         if self.refusal is not None:
@@ -52,10 +71,12 @@ class Federation:
         self.directory = Directory("fed", self.directory.version + 1, (own, *others))
         return self.directory
 
-    async def advertise(self, told: Advertisement) -> Directory | None:
+    async def advertise(self, told: Advertisement) -> AdvertiseAnswer:
         self._answer()
         self.told.append(told)
-        return self.directory if told.directory != self.directory.version else None
+        directory = self.directory if told.directory != self.directory.version else None
+        await self.answers.wait()
+        return AdvertiseAnswer(directory, self.roots)
 
     async def measure(self, region: str) -> Seconds:
         if region not in self.far:
@@ -84,6 +105,7 @@ class World:
             peers=found,
             own=lambda: self.own,
             capacity=lambda: (capacity(),),
+            fingerprints_of=fingerprints_of,
             heads=lambda: LedgerHeads("a" * 64, {"us": "b" * 64}),
         )
         await membership.start()
@@ -234,3 +256,86 @@ async def test_who_was_forgotten_there_may_leave_here(world: World) -> None:
     world.federation.refusal = Code.REGION_UNKNOWN
     await membership.leave("operator")
     assert membership.current is None
+
+
+def bundle(*pems: str, since: float = 5.0) -> FederationRoots:
+    return FederationRoots(pems, Wall(since))
+
+
+async def test_f42_it_trusts_the_cas_that_its_federation_names_and_says_so_next_time(world: World) -> None:
+    membership = await world.start_joined()
+    world.federation.roots = bundle("CA of fed", "CA next")
+    await membership.step()
+    assert world.federation.told[-1].trusted_roots == fingerprints_of(("CA of fed",))
+    assert membership.current is not None
+    assert membership.current.roots == ("CA of fed", "CA next")
+    world.federation.roots = None
+    await membership.step()
+    assert world.federation.told[-1].trusted_roots == fingerprints_of(("CA of fed", "CA next"))
+    again = await world.start()
+    assert again.current is not None
+    assert (again.current.roots, again.current.roots_since) == (("CA of fed", "CA next"), 5.0), "over a restart"
+    world.federation.roots = bundle("CA next", since=9.0)
+    await again.step()
+    world.federation.roots = bundle("CA of fed", "CA next")
+    await again.step()
+    assert again.current.roots == ("CA next",), "another replica has yet to read the newest stage"
+    events = await EventLog(world.store, world.clock, kept=100, audit_kept=100).events_after(0, 100)
+    assert [each.code for each in events].count("FEDERATION_CA_CHANGED") == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [bundle(), bundle("no certificate"), bundle("CA of fed", "x"), bundle(*(f"CA {n}" for n in range(5)))],
+    ids=["none", "no CA", "one that is no CA", "many"],
+)
+async def test_a21_roots_that_cannot_be_are_refused_and_the_directory_still_counts(
+    world: World, told: FederationRoots
+) -> None:
+    membership = await world.start_joined()
+    world.federation.roots = told
+    world.federation.directory = Directory("fed", 8, (member("eu"), member("ap")))
+    await membership.step()
+    assert membership.current is not None
+    assert membership.current.roots == ("CA of fed",)
+    assert membership.current.directory.version == 8
+    assert membership.refusal is not None
+    assert membership.refusal.code is Code.FIELD_INVALID
+    world.federation.roots = None
+    await membership.step()
+    assert membership.refusal is None
+
+
+async def test_a21_what_a_federation_that_it_left_answers_late_is_no_word_of_the_one_that_it_joined(
+    world: World,
+) -> None:
+    membership = await world.start_joined()
+    world.federation.roots = bundle("CA of the first")
+    world.federation.directory = Directory("fed", 8, (member("eu"), member("ap")))
+    world.federation.answers.clear()
+    late = asyncio.create_task(membership.step())
+    await until(lambda: world.federation.told, 5, "the first federation to be asked")
+    await membership.leave("operator")
+    world.clock.advance(1.0)
+    world.federation.directory = Directory("fed", 9, (member("eu"), member("us")))
+    await membership.join("other:7444", "token", "operator")
+    world.federation.answers.set()
+    await late
+    assert membership.current is not None
+    assert membership.current.roots == ("CA of fed",)
+    assert membership.current.directory.version == 9
+
+
+async def test_what_an_older_version_stored_and_what_it_reads_of_this_one(world: World) -> None:
+    membership = await world.start_joined()
+    world.federation.roots = bundle("CA of fed", "CA next")
+    await membership.step()
+    found = await world.store.read(KEY)
+    assert found is not None
+    known = json.loads(found.value)
+    assert known["joined"]["roots"] == ["CA of fed", "CA next"], "which it reads, and nothing else of them"
+    del known["joined"]["roots_since"]
+    await world.store.commit(Transaction({KEY: json.dumps(known).encode()}))
+    again = await world.start()
+    assert again.current is not None
+    assert (again.current.roots, again.current.roots_since) == (("CA of fed", "CA next"), 0.0)

@@ -15,7 +15,7 @@ from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, delegat
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.negotiation.hold import GrantedBid
-from shoal.coordinator.ports import VerifiedMessage
+from shoal.coordinator.ports import AdvertiseAnswer, VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
     Award,
@@ -99,8 +99,8 @@ class ConnectedPeers:
     async def measure(self, region: str) -> Seconds:
         return Seconds(0.002)
 
-    async def advertise(self, advertisement: Advertisement) -> Directory | None:
-        return None
+    async def advertise(self, advertisement: Advertisement) -> AdvertiseAnswer:
+        return AdvertiseAnswer()
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
         return 1

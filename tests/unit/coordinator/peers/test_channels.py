@@ -3,11 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from harness.crypto.pki import Authority
 from shoal.coordinator.clock import CoordinatorClock
-from shoal.coordinator.peers.channels import CLOSE_S, Channels, await_answer
+from shoal.coordinator.peers.channels import CLOSE_S, Channels, await_answer, has_unknown_issuer
 from shoal.coordinator.peers.grpc import stub_of
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
@@ -48,3 +49,30 @@ async def test_who_waits_on_a_channel_that_a_renewed_identity_replaced_is_told(t
     assert told.value.code is Code.PEER_UNREACHABLE
     await channels.close()
     server.close()
+
+
+@pytest.mark.parametrize("case", ["unknown CA", "expired", "another name", "nobody"])
+async def test_a_server_that_no_trusted_ca_vouches_for_is_told_from_one_that_cannot_be_reached(
+    tmp_path: Path, case: str
+) -> None:
+    wall = CoordinatorClock().wall()
+    own, other = Authority(tmp_path / "own", "own", wall), Authority(tmp_path / "other", "other", wall)
+    shown = other.issue(Role.COORDINATOR, "coordinator", valid_s=-60.0 if case == "expired" else 3600.0).read()
+    caller = own.issue(Role.COORDINATOR, "coordinator").read()
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(shown[1], shown[0])]))
+    if case != "nobody":
+        await server.start()
+    trusted = own if case == "unknown CA" else other
+    region = "elsewhere" if case == "another name" else "other"
+    member = Member(region, f"127.0.0.1:{port}", (trusted.certificate.read_text(),), "")
+    channels = Channels(
+        lambda: Enrolled("own", Role.COORDINATOR, "coordinator", caller[0], caller[2], "", "", caller[1])
+    )
+    call = stub_of(channels, member).Measure(federation_pb2.MeasureRequest(), timeout=10.0)
+    with pytest.raises(ShoalError) as told:
+        await await_answer(call, Code.PEER_UNREACHABLE, region)
+    assert told.value.code is Code.PEER_UNREACHABLE
+    assert has_unknown_issuer(told.value.refusal) == (case == "unknown CA"), str(told.value)
+    await channels.close()
+    await server.stop(None)

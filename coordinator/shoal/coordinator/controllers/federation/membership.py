@@ -13,6 +13,7 @@ from typing import Final
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.core.federation.trusted_roots import check_roots, newer_roots
 from shoal.coordinator.ports import (
     FederationLink,
     FederationRegistry,
@@ -22,7 +23,15 @@ from shoal.coordinator.ports import (
 )
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.offer import Advertisement, CapacityClass, Directory, Member, member_of, roots_of
+from shoal.types.offer import (
+    Advertisement,
+    CapacityClass,
+    Directory,
+    FederationRoots,
+    Member,
+    member_of,
+    roots_of,
+)
 from shoal.types.units import Elapsed, Seconds, Wall
 
 KEY: Final = "federation"
@@ -56,7 +65,7 @@ class LedgerHeads:
 
 class FederationMembership:
     """Joins, leaves and keeps the region's directory entry fresh. own: this region's current entry. capacity: what is
-    free now. heads: of the ledgers.
+    free now. fingerprints_of: of CAs (PEM); raises ShoalError(FIELD_INVALID) for something else. heads: of the ledgers.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class FederationMembership:
         peers: PeerRegions,
         own: Callable[[], Member],
         capacity: Callable[[], tuple[CapacityClass, ...]],
+        fingerprints_of: Callable[[tuple[str, ...]], tuple[str, ...]],
         heads: Callable[[], LedgerHeads] = LedgerHeads,
     ) -> None:
         self._store = context.store
@@ -79,6 +89,7 @@ class FederationMembership:
         self._peers = peers
         self._own = own
         self._capacity = capacity
+        self._fingerprints_of = fingerprints_of
         self._heads = heads
         self._stored: StoredMembership | None = None
         self._sequence = 0
@@ -171,16 +182,19 @@ class FederationMembership:
             await self._wait()
 
     async def step(self) -> None:
-        """Sends one advertisement and adopts the returned directory."""
+        """Sends one advertisement and adopts the returned directory and the federation's CAs."""
+        before = self._stored
         try:
-            directory = await self._link.advertise(self._advertisement())
+            answer = await self._link.advertise(self._advertisement())
+            refusal = await self._adopt_roots(answer.roots, before) if answer.roots is not None else None
+            directory = answer.directory
             if directory is None and not self.is_listed:
                 directory = await self._registry.update(self._own())
-            self.last_answer_at, self.refusal = self._clock.wall(), None
+            self.last_answer_at, self.refusal = self._clock.wall(), refusal
             if directory is not None:
-                await self._adopt_directory(directory)
+                await self._adopt_directory(directory, before)
                 if not self.is_listed:
-                    await self._adopt_directory(await self._registry.update(self._own()))
+                    await self._adopt_directory(await self._registry.update(self._own()), before)
         except StaleRevision:
             self._meter.count(metrics.STEPS_FAILED)
         except ShoalError as error:
@@ -221,6 +235,7 @@ class FederationMembership:
             heads.own,
             dict(heads.others or {}),
             self._require_membership().directory.version,
+            self._fingerprints_of(self._require_membership().roots),
         )
 
     @property
@@ -231,11 +246,42 @@ class FederationMembership:
         listed = member_of(self._require_membership().directory, own.region)
         return listed is not None and replace(listed, advertisement=None, trust=own.trust, standing=own.standing) == own
 
-    async def _adopt_directory(self, directory: Directory) -> None:
+    async def _adopt_directory(self, directory: Directory, before: StoredMembership | None) -> None:
         async with self._changing:
-            if self._stored is not None and directory.version != self._stored.joined.directory.version:
-                joined = replace(self._stored.joined, directory=directory)
-                await self._put(replace(self._stored, joined=joined))
+            stored = self._still_in(before)
+            if stored is not None and directory.version != stored.joined.directory.version:
+                await self._put(replace(stored, joined=replace(stored.joined, directory=directory)))
+
+    async def _adopt_roots(self, told: FederationRoots, before: StoredMembership | None) -> Refusal | None:
+        """Trusts the CAs that the federation names, which a CA that was trusted so far vouches for. Returns why they
+        are refused; the ones before then stay."""
+        try:
+            if (refusal := check_roots(told)) is not None:
+                return refusal
+            fingerprints = self._fingerprints_of(told.pems)
+        except ShoalError as error:
+            return error.refusal
+        async with self._changing:
+            if (stored := self._still_in(before)) is None:
+                return None
+            joined = stored.joined
+            held = FederationRoots(joined.roots, joined.roots_since)
+            adopted = newer_roots(held, told)
+            if adopted == held:
+                return None
+            joined = replace(joined, roots=adopted.pems, roots_since=adopted.since)
+            message = "trusts " + ", ".join(each[:16] for each in fingerprints)
+            event = LogEvent("FEDERATION_CA_CHANGED", joined.federation, message)
+            await self._put(replace(stored, joined=joined), event)
+        return None
+
+    def _still_in(self, before: StoredMembership | None) -> StoredMembership | None:
+        """The membership, unless it ended while an answer was awaited: another federation's answer does not count."""
+        stored = self._stored
+        if stored is None or before is None:
+            return None
+        is_same = (stored.joined.federation, stored.at) == (before.joined.federation, before.at)
+        return stored if is_same else None
 
     async def _put(self, stored: StoredMembership, *events: LogEvent) -> None:
         await self._fence.commit({KEY: codec.dump(stored)}, events=events)

@@ -13,7 +13,13 @@ from typing import Final, TypeVar
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.identity.enrolment import ADMISSIONS
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
-from shoal.coordinator.core.federation.directory import FederationState, make_directory, merge_deliveries, standing_of
+from shoal.coordinator.core.federation.directory import (
+    FederationState,
+    live_advertisements,
+    make_directory,
+    merge_deliveries,
+    standing_of,
+)
 from shoal.coordinator.core.federation.rules import (
     REGIONS_MOST,
     check_advertisement,
@@ -124,6 +130,10 @@ class FederationController:
 
     def directory(self) -> Directory:
         return make_directory(self._state, self._name, self._clock.now(), self._clock.wall())
+
+    def advertisements(self) -> tuple[Advertisement, ...]:
+        """Of the members whose lease has not expired, as they sent them."""
+        return live_advertisements(self._state, self._clock.now())
 
     def roots_of(self, region: str) -> tuple[str, ...]:
         member = self._state.members.get(region)

@@ -87,17 +87,29 @@ class FederationState:
 
 
 def make_directory(state: FederationState, federation: str, now: Elapsed, wall: Wall) -> Directory:
-    """The directory as this replica sees it: members by name, with advertisements whose lease has not expired."""
+    """The directory as this replica sees it: members by name, with advertisements whose lease has not expired.
+
+    Which CAs of the federation a member trusts concerns no other one.
+    """
+    current = {each.region: replace(each, trusted_roots=()) for each in live_advertisements(state, now)}
     members = tuple(
         replace(
             member,
-            advertisement=_current_advertisement(state, region, now),
+            advertisement=current.get(region),
             trust=state.trust.get(region, 1.0),
             standing=standing_of(state, region, wall),
         )
         for region, member in sorted(state.members.items())
     )
     return Directory(federation, _directory_version(members), members)
+
+
+def live_advertisements(state: FederationState, now: Elapsed) -> tuple[Advertisement, ...]:
+    """Of members, by name: the newest valid one, if its lease has not expired."""
+    found = (state.advertisements.get(region) for region in sorted(state.members))
+    return tuple(
+        live.advertisement for live in found if live is not None and now < live.heard_at + live.advertisement.lease_s
+    )
 
 
 def merge_deliveries(known: Iterable[Delivered], reported: Iterable[Delivered]) -> tuple[Delivered, ...]:
@@ -130,14 +142,6 @@ def standing_of(state: FederationState, region: str, wall: Wall) -> float:
         if delegate != region and region in askers.standings
     ]
     return median([*said, *[1.0] * (STANDING_QUORUM - len(said))])
-
-
-def _current_advertisement(state: FederationState, region: str, now: Elapsed) -> Advertisement | None:
-    """The region's advertisement; None where there is none or its lease has expired."""
-    live = state.advertisements.get(region)
-    if live is None or now >= live.heard_at + live.advertisement.lease_s:
-        return None
-    return live.advertisement
 
 
 def _coarse_capacity(advertisement: Advertisement | None) -> list[tuple[object, ...]] | None:

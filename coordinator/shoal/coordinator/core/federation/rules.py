@@ -24,6 +24,7 @@ RTT_MOST: Final = 60.0
 ADVERTISEMENT_LEASE_LEAST_S: Final = 1.0
 ADVERTISEMENT_LEASE_MOST_S: Final = 300.0
 ROOTS_MOST: Final = 4
+"""CAs of one region, or of the federation: two during a rotation."""
 MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
 
@@ -83,6 +84,10 @@ def _advertisement_problem(advertisement: Advertisement) -> str | None:
         return "round trips that are none"
     if not all(_DIGEST.fullmatch(head) for head in (advertisement.ledger_head, *advertisement.heads.values())):
         return "heads of ledgers that are no digests"
+    if len(advertisement.trusted_roots) > ROOTS_MOST:
+        return f"{len(advertisement.trusted_roots)} CAs of the federation, at most {ROOTS_MOST}"
+    if not all(root and _DIGEST.fullmatch(root) for root in advertisement.trusted_roots):
+        return "CAs of the federation that are no digests"
     if not _is_residency(advertisement.residency):
         return f"residency {advertisement.residency!r:.80}"
     kinds = [(each.device_class, each.runtime) for each in advertisement.classes]
