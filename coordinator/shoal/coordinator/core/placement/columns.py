@@ -1069,13 +1069,15 @@ class DeviceColumns:
 
 def _best_first(scores: Floats, order_of: Callable[[Ints], Numbers]) -> Iterator[int]:
     """Indexes by ascending score, without those of infinite score. order_of: what equals are ordered by."""
+    is_own = False
     while (best := float(scores.min())) < np.inf:
         equals = np.flatnonzero(scores == best)
         order = order_of(equals)
         # Mostly the first one is taken, so the others are put in order only where it is not.
         yield int(equals[order.argmin()])
         yield from equals[order.argsort(kind="stable")[1:]].tolist()
-        scores = scores.copy()
+        if not is_own:  # others search it too
+            scores, is_own = scores.copy(), True
         scores[equals] = np.inf
 
 

@@ -13,7 +13,7 @@ MOST_S: Final = Seconds(0.03)
 again for those that it confirms, and what follows its commit a third of that."""
 LEAST_NEW: Final = 32
 """Taken up by each step, however long it takes."""
-FIRST_NEW: Final = 64
+FIRST_NEW: Final = 32
 """Taken up before anything is known of how long they take."""
 LEAST_MEASURED: Final = 8
 """A step about fewer workloads says little of how long one takes."""
