@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from shoal.cli import jsonpath
 from shoal.cli.options import SINGULAR
-from shoal.cli.render.data import as_data
+from shoal.cli.render.data import as_data, document_yaml
 from shoal.cli.render.listings import cells_of, columns_of, name_of, rows_of, show, text_of
 from shoal.cli.render.output import clean, console, emit, line, table_text
 from shoal.cli.render.resources import event_line
@@ -188,14 +188,12 @@ def _documents(rows: Rows) -> list[str] | None:
     """The documents of these rows as `apply` takes them; None if any row is something else."""
     if rows.keys() - {*DOCUMENTS, "workloads", "regions"}:
         return None
-    import yaml  # as in `emit`
-
     found = []
     for kind, listed in rows.items():
         for row in listed:
             text = row.document if kind == "workloads" else row.document.text if kind == "regions" else row.text
             if text:
-                found.append(yaml.safe_dump(yaml.safe_load(text), sort_keys=False, allow_unicode=True))
+                found.append(document_yaml(text))
     return found
 
 

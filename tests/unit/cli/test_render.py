@@ -1,21 +1,24 @@
 """What people see, as files: rewritten by `pytest --update-golden`."""
 
+import errno
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from shoal.cli.commands import apply, status
+from shoal.cli.commands import apply, status, support
 from shoal.cli.render import listings, resources
 from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
 from shoal.cli.render.description import show_description
 from shoal.cli.render.resources import energy_text, when
-from shoal.types.codes import Code
+from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.types.units import show_bytes, show_flops_per_second, show_joules, show_seconds
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
@@ -315,6 +318,38 @@ def test_a_region_is_a_place_without_a_device() -> None:
     """Before, it was listed as `away/`."""
     place = operator_pb2.MigrationPlace(assignment="g-1", node="away", region="away")
     assert resources.place(place) == "away"
+
+
+def test_a_policy_is_described_by_what_it_says_and_who_uses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before: its revision alone."""
+    text = '{"apiVersion":"shoal/v1","kind":"Policy","metadata":{"name":"p"},"spec":{"optimize":{"latency":1.0}}}'
+    user = operator_pb2.WorkloadView(state="ready", policy="p")
+    user.workload.tenant, user.workload.name = "default", "reader"
+    row = operator_pb2.DocumentView(kind="Policy", name="p", revision=3, applied_by="ann", text=text)
+    show_description("policies", row, [], (("workloads", [user]),))
+    said = capsys.readouterr().out
+    assert "DOCUMENT\napiVersion: shoal/v1\nkind: Policy\n" in said
+    assert "  optimize:\n    latency: 1.0\n" in said
+    assert "WORKLOADS\n" in said
+    assert "default/reader" in said
+
+
+def test_a_support_bundle_that_finds_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the part of it that was written was in the way of the next try."""
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(support, "connect", lambda *_: nullcontext())
+    monkeypatch.setattr(support, "_bundle_files", lambda *_, **__: iter([("doctor.json", "{}")]))
+    monkeypatch.setattr(support, "_add", fill)
+    done = CliRunner().invoke(support.support_bundle, [str(tmp_path / "eu.tar.gz")])
+    assert isinstance(done.exception, ShoalError)
+    assert done.exception.code is Code.DISK_FULL
+    assert "eu.tar.gz: No space left" in done.exception.refusal.found
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_event_says_who_did_it_unless_nobody_asked() -> None:

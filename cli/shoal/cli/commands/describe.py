@@ -52,7 +52,10 @@ def describe(kind: str, names: tuple[str, ...], tenant: str, context: str, regio
                 first = False
                 moves = rows_of(api, "migrations", "", "") if of == "workloads" else ()
                 about = [each for each in moves if _belongs(of, row, each)]
-                show_description(of, row, events, (("placements", mine), ("migrations", about[-3:])))
+                users = rows_of(api, "workloads", "", "") if of == "policies" else ()
+                using = [each for each in users if each.policy == row.name]  # type: ignore[attr-defined]
+                belongings = (("workloads", using), ("placements", mine), ("migrations", about[-3:]))
+                show_description(of, row, events, belongings)
     if output != "text":
         emit(data, output)
 

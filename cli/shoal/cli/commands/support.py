@@ -1,5 +1,6 @@
 """`shoal support-bundle`: what somebody else needs for a diagnosis, without secrets."""
 
+import errno
 import io
 import json
 import os
@@ -47,13 +48,21 @@ def support_bundle(file: Path, documents: bool, context: str, region: str) -> No
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as cause:
         raise refuse(Code.CONFLICT, f"{file}: {cause.strerror}", "a new file", "choose another name") from cause
-    with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
-        for name, text in parts.items():
-            content = redact(text).encode()
-            info = tarfile.TarInfo(f"shoal-support/{name}")
-            info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())  # noqa: TID251 - a person's file
-            bundle.addfile(info, io.BytesIO(content))
+    try:
+        with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
+            for name, text in parts.items():
+                _add(bundle, name, redact(text).encode())
+    except OSError as cause:
+        file.unlink(missing_ok=True)  # or it would be in the way of another try
+        code = Code.DISK_FULL if cause.errno in (errno.ENOSPC, errno.EDQUOT) else Code.SOURCE_UNREACHABLE
+        raise refuse(code, f"{file}: {cause.strerror}", "a folder with room for it", "choose another") from cause
     line(f"{file}: {len(parts)} files, {file.stat().st_size} bytes")
+
+
+def _add(bundle: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(f"shoal-support/{name}")
+    info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())  # noqa: TID251 - a person's file
+    bundle.addfile(info, io.BytesIO(content))
 
 
 def _bundle_files(api: RegionClient, *, documents: bool) -> Iterator[tuple[str, str]]:

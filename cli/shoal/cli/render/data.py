@@ -42,3 +42,10 @@ def _value(value: Any, field: Any, name: str) -> Any:
 
 def _is_map(field: Any) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def document_yaml(text: str) -> str:
+    """A stored document as people write it, and as `apply` takes it."""
+    import yaml  # seldom used, and slow to import
+
+    return str(yaml.safe_dump(yaml.safe_load(text), sort_keys=False, allow_unicode=True))

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from shoal.cli.options import SINGULAR
 from shoal.cli.render.columns import Cell
+from shoal.cli.render.data import document_yaml
 from shoal.cli.render.listings import COLUMNS, name_of, show, text_of
 from shoal.cli.render.migrations import show_migration
 from shoal.cli.render.output import console, line
@@ -36,6 +37,11 @@ def show_description(
         show_migration(row)
     else:
         _show_columns(kind, row)
+    if kind in ("policies", "tenants") and row.text:
+        line("")
+        line("DOCUMENT", "bold cyan")
+        for each in document_yaml(row.text).splitlines():
+            line(each)
     if kind == "workloads" and row.elsewhere:
         line("")
         line("OTHER REGIONS, WHEN LAST ASKED", "bold cyan")

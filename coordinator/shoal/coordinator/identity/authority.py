@@ -31,7 +31,8 @@ from shoal.wire.signing import verify
 CSR_BYTES: Final = 8 * 2**10
 SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.FEDERATION, Role.BROKER})
 CLIENTS: Final = frozenset(Role) - {Role.BROKER}
-_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "127.0.0.2", "::1")
+"""This machine. At 127.0.0.2 the members of a local region reach each other, and are listed."""
 
 
 class FileAuthority:
