@@ -45,7 +45,7 @@ def search_after(count: int) -> None:
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def pause() -> Iterator[None]:
     """Searches for no cycles meanwhile: for work that allocates much, leaves no cycles, and that somebody waits for. If
     it leaves MOST_SEARCHED objects, they are excluded from later searches; so are cycles that others left before."""
     was_enabled = gc.isenabled()

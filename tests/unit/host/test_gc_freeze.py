@@ -144,9 +144,9 @@ async def test_garbage_among_what_is_excluded_is_freed_once_it_is_much(monkeypat
 
 def test_nothing_is_searched_while_it_is_paused() -> None:
     before = gc.isenabled()
-    with gc_freeze.paused():
+    with gc_freeze.pause():
         assert not gc.isenabled()
-        with gc_freeze.paused():
+        with gc_freeze.pause():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() is before
@@ -157,7 +157,7 @@ def test_what_is_left_of_it_is_searched_if_it_is_little(monkeypatch: pytest.Monk
     monkeypatch.setattr(gc_freeze, "MOST_SEARCHED", most)
     gc.collect()
     before = gc.get_freeze_count()
-    with gc_freeze.paused():
+    with gc_freeze.pause():
         left = [[at] for at in range(1000)]
     assert (gc.get_freeze_count() > before) is (most < len(left))
     gc.unfreeze()

@@ -69,7 +69,7 @@ class TransitionRunner(Generic[K, W]):
         """
         for _ in range(ATTEMPTS):
             await self.reload(key)
-            with gc_freeze.paused():
+            with gc_freeze.pause():
                 transition = step()
             revision = 0
             if transition.writes is not None:

@@ -138,7 +138,7 @@ def test_what_is_computed_of_weights_is_there_beside_them_in_each_graph_that_rea
 ) -> None:
     """Transposed matrices of the main graph. Both branches of an If transpose them for themselves."""
 
-    def made(*, is_folded: bool) -> ModelProto:
+    def make_model(*, is_folded: bool) -> ModelProto:
         draw = np.random.default_rng(0)
         weights = [numpy_helper.from_array(draw.standard_normal((_WIDTH, _WIDTH), np.float32), f"w{n}") for n in (0, 1)]
 
@@ -159,7 +159,7 @@ def test_what_is_computed_of_weights_is_there_beside_them_in_each_graph_that_rea
         zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
         return model(outer, [tensor("x", [1, _WIDTH])], [tensor("y", None)], [*weights, zero], opset=17)
 
-    plain, folded = made(is_folded=False), made(is_folded=True)
+    plain, folded = make_model(is_folded=False), make_model(is_folded=True)
     assert profile(plain).folded_bytes == 0
     assert profile(folded).folded_bytes == 2 * copies * _BYTES
     peak = float(str(measure(tmp_path, folded, is_first=True)["load"]))

@@ -523,9 +523,9 @@ def test_a_provider_counts_once_in_a_worker_that_several_models_share() -> None:
     told = replace(asked, provider_bytes=Bytes(800 * MIB))
     alone, joined = warm(memory=850 * MIB), replace(warm(memory=50 * MIB), joined=True)
 
-    def taken(one: Assignment, measured: Measured | None) -> int:
+    def held_mib(one: Assignment, measured: Measured | None) -> int:
         return memory_of(one, observation(one, Phase.READY, measured=measured)) // MIB
 
-    assert [taken(told, each) for each in (None, alone, joined)] == [860, 860, 60]
-    assert taken(told, replace(joined, memory_bytes=Bytes(90 * MIB))) == 90, "it took more than was committed"
-    assert taken(asked, joined) == 860, "of an older coordinator's nobody knows the part"
+    assert [held_mib(told, each) for each in (None, alone, joined)] == [860, 860, 60]
+    assert held_mib(told, replace(joined, memory_bytes=Bytes(90 * MIB))) == 90, "it took more than was committed"
+    assert held_mib(asked, joined) == 860, "of an older coordinator's nobody knows the part"

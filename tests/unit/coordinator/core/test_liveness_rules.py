@@ -12,7 +12,7 @@ from shoal.types.units import Seconds
 from shoal.types.workload import Intent, PartitionRule
 
 
-def asking(name: str, heartbeat_s: float, lost_after_s: float) -> Intent:
+def intent_of_rule(name: str, heartbeat_s: float, lost_after_s: float) -> Intent:
     return replace(intent(name), partition=PartitionRule(Seconds(heartbeat_s), Seconds(lost_after_s)))
 
 
@@ -20,7 +20,7 @@ def asking(name: str, heartbeat_s: float, lost_after_s: float) -> Intent:
 def test_the_shortest_times_count_of_those_that_are_there(steps: list[list[tuple[float, float]]]) -> None:
     rules = LivenessRules()
     for asked in steps:
-        intents = tuple(asking(f"w{at}", *each) for at, each in enumerate(asked))
+        intents = tuple(intent_of_rule(f"w{at}", *each) for at, each in enumerate(asked))
         shortest = LivenessTiming(
             Seconds(min((heartbeat for heartbeat, _ in asked), default=PartitionRule().heartbeat_s)),
             Seconds(min((lost for _, lost in asked), default=PartitionRule().lost_after_s)),

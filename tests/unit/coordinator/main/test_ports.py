@@ -16,7 +16,7 @@ from shoal.types.codes import Code, ShoalError
 
 
 @pytest.fixture
-def taken() -> Iterator[HostPort]:
+def other_server() -> Iterator[HostPort]:
     """Another server listens there as gRPC does, so that a second one could as well."""
     with closing(socket.socket()) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -25,12 +25,12 @@ def taken() -> Iterator[HostPort]:
         yield HostPort("127.0.0.1", other.getsockname()[1])
 
 
-def test_a_port_where_another_process_listens_is_refused(taken: HostPort) -> None:
+def test_a_port_where_another_process_listens_is_refused(other_server: HostPort) -> None:
     """Before, two coordinators shared it, and each got a part of the other's callers."""
     with pytest.raises(ShoalError) as caught:
-        reserve_port(taken)
+        reserve_port(other_server)
     assert caught.value.code is Code.FIELD_INVALID
-    assert str(taken) in caught.value.refusal.found
+    assert str(other_server) in caught.value.refusal.found
 
 
 def test_a_port_that_ended_connections_used_is_free() -> None:
@@ -47,10 +47,10 @@ def test_a_port_that_ended_connections_used_is_free() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--link", "--metrics"])
-def test_a_coordinator_says_so_in_a_line(taken: HostPort, tmp_path: Path, flag: str) -> None:
+def test_a_coordinator_says_so_in_a_line(other_server: HostPort, tmp_path: Path, flag: str) -> None:
     """Before, a busy --metrics ended in tracebacks of gRPC's servers, whose loop was closed."""
     link, enrol, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
-    words = ["--link", link, "--enrol", enrol, "--metrics", metrics, flag, str(taken), "--dashboard", "off"]
+    words = ["--link", link, "--enrol", enrol, "--metrics", metrics, flag, str(other_server), "--dashboard", "off"]
     program = [sys.executable, "-c", "from shoal.coordinator.main import main; main()"]
     done = subprocess.run(
         [*program, "run", "--region", "eu", "--data-dir", str(tmp_path / "data"), *words],
@@ -60,5 +60,5 @@ def test_a_coordinator_says_so_in_a_line(taken: HostPort, tmp_path: Path, flag: 
         check=False,
     )
     assert done.returncode == 1
-    assert f"cannot listen at {taken}" in done.stderr
+    assert f"cannot listen at {other_server}" in done.stderr
     assert "Traceback" not in done.stderr

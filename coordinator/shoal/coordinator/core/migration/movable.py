@@ -45,15 +45,15 @@ def runs_here(key: WorkloadKey) -> Refusal:
 
 def runs_elsewhere(key: WorkloadKey, region: str, local: str) -> Refusal:
     """Why no replica of it can move to a node here."""
-    return Refusal(Code.NOT_FOUND, f"{region} has {key}", "one that runs here", _bring_home(local))
+    return Refusal(Code.NOT_FOUND, f"{region} has {key}", "one that runs here", _way_back(local))
 
 
 def is_delegated(key: WorkloadKey, region: str, local: str) -> Refusal:
     """Why it cannot go to a further region."""
-    return Refusal(Code.CONFLICT, f"{region} has {key} already", "one that home runs", _bring_home(local))
+    return Refusal(Code.CONFLICT, f"{region} has {key} already", "one that home runs", _way_back(local))
 
 
-def _bring_home(local: str) -> str:
+def _way_back(local: str) -> str:
     return f"bring it home first: --to {local}"
 
 

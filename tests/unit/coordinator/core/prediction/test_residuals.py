@@ -358,18 +358,18 @@ def test_what_a_provider_takes_for_itself_is_no_property_of_models() -> None:
         seen = replace(residual(2, f"m{number} {own}", CARD), load_sizes=sizes, memory_sizes=sizes, memory_bytes=taken)
         return replace(seen, load_s=0.01 * number, provider_bytes=told)
 
-    def predicted(loads: Iterable[Residual], provider_bytes: float) -> float:
+    def predict_bytes(loads: Iterable[Residual], provider_bytes: float) -> float:
         found = RegionResiduals(loads).load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), provider_bytes)
         assert found is not None
         return found.memory_bytes.mid
 
     large = [load_of(number, 8e8, 8e8) for number in range(1, 20)]
     older = [load_of(number, 8e8, 0.0) for number in range(1, 20)]
-    assert predicted(large, 8e8) == pytest.approx(8.37e8, rel=0.01)
-    assert predicted(large, 3e8) == pytest.approx(3.37e8, rel=0.01)
-    assert predicted(large, 0.0) == pytest.approx(8.37e8, rel=0.01), "no receipt says it: as on the others"
-    assert predicted([*large, *older], 3e8) == pytest.approx(3.37e8, rel=0.01), "not counted twice"
-    assert predicted(older, 8e8) == pytest.approx(8.37e8, rel=0.05), "the law has it already"
+    assert predict_bytes(large, 8e8) == pytest.approx(8.37e8, rel=0.01)
+    assert predict_bytes(large, 3e8) == pytest.approx(3.37e8, rel=0.01)
+    assert predict_bytes(large, 0.0) == pytest.approx(8.37e8, rel=0.01), "no receipt says it: as on the others"
+    assert predict_bytes([*large, *older], 3e8) == pytest.approx(3.37e8, rel=0.01), "not counted twice"
+    assert predict_bytes(older, 8e8) == pytest.approx(8.37e8, rel=0.05), "the law has it already"
 
 
 def test_a_load_in_an_open_worker_teaches_what_it_takes_alone() -> None:
