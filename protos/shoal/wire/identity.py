@@ -94,11 +94,12 @@ def require(identity: Identity, *, region: str, roles: frozenset[Role]) -> None:
             )
         )
     if identity.role not in roles:
+        *others, last = sorted(roles) or ("none",)
         raise ShoalError(
             Refusal(
                 Code.ROLE_DENIED,
                 f"role {identity.role}",
-                f"role {' or '.join(sorted(roles))}",
+                f"role {' or '.join(filter(None, (', '.join(others), last)))}",
                 "use a context whose certificate has that role",
             )
         )

@@ -27,6 +27,7 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Transaction
+from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
@@ -316,7 +317,7 @@ async def test_can_move_says_why_what_another_region_runs_cannot_go_there(world:
         await moves.migrate_to_region(KEY, Aim(home), "ops")
     assert here.refusal == refused.value.refusal
 
-    workloads.delegations = {KEY: DelegatedWorkload("g-1", "us-east", ("peer",), is_ready=True)}
+    workloads.delegations = {KEY: DelegatedWorkload("g-1", "us-east", (GatewayRef("gw", "us-east:1"),), is_ready=True)}
     workloads.desired = {}
     for to, begin in ((target.name, moves.migrate), ("us-west", moves.migrate_to_region)):
         said = await can_move(documents, placement, None, regions, KEY, to)
