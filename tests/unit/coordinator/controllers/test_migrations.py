@@ -324,7 +324,8 @@ async def test_can_move_says_why_what_another_region_runs_cannot_go_there(world:
         with pytest.raises(ShoalError) as refused:
             await begin(KEY, Aim(to), "ops")
         assert said.refusal == refused.value.refusal
-        assert (said.region, said.refusal.remedy) == ("us-east", f"bring it home first: --to {home}")
+        assert said.region == "us-east"
+        assert refused.value.refusal.remedy == f"bring it home first: --to {home}"
 
     back = await can_move(documents, placement, None, regions, KEY, home)
     assert (back.answer, back.region, back.refusal) == (MoveAnswer.YES, "us-east", None)
