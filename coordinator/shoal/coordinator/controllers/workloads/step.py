@@ -323,8 +323,9 @@ class WorkloadsController:
             if not self._awaits_nodes():
                 await self.transitions.run(self._step)
                 await self._sender.send(self.desired)
-                await self._clock.sleep(Seconds(0.0))  # heartbeats have their turn
-                self._kept.learn(self._memory)
+                if self._kept.has_to_learn(self._memory):
+                    await self._clock.sleep(Seconds(0.0))  # heartbeats have their turn
+                    self._kept.learn(self._memory)
 
     def prepare(self) -> None:
         """Does a small part of what decisions would wait for. Call it between two steps, again and again."""

@@ -297,9 +297,13 @@ class KeptDecisions:
         part.is_refuted = bool(found)
         return tuple(sorted(found))
 
+    def has_to_learn(self, memory: ReconcilerMemory) -> bool:
+        """Whether `learn` has anything to do. memory: after the last step."""
+        return memory.residuals is not self._residuals
+
     def learn(self, memory: ReconcilerMemory) -> None:
         """Does between steps what the next decision would wait for. memory: after the last step."""
-        if memory.residuals is not self._residuals:
+        if self.has_to_learn(memory):
             region_residuals(memory.residuals).learn()
             self.columns.learn(memory.residuals)
 
