@@ -257,6 +257,19 @@ def test_law_a_better_device_never_worsens_the_objective(region: Inputs, factor:
     assert total(replace(region, fleet=better, costs=costs), key) <= before + 1e-9
 
 
+def test_a_faster_device_emits_no_more_for_the_same_requests() -> None:
+    """Without declared traffic, emissions were of a device at full load, which answers more requests an hour."""
+    asked = intent(weights={"carbon": 1.0})
+    where = RegionFacts("eu-west", "eu", carbon_g_per_kwh=300.0, sleep_after_s=Seconds(5.0))
+
+    def emissions(flops: float, watts: float) -> float:
+        only = with_machine(fleet_of(), machine("n0", sleeps=True), flops, watts)
+        (plan,) = place(inputs(only, asked, region=where)).workloads
+        return next(each.value for each in plan.candidates[0].terms if each.name == "carbon")
+
+    assert emissions(2e10, 4.0) <= emissions(1e10, 4.0)
+
+
 @laws
 @given(st.integers(1, 400 * MIB), st.integers(0, 1))
 def test_law_what_fits_exactly_is_placed(size: int, lacks: int) -> None:

@@ -134,9 +134,8 @@ def actual_outcome(
     since = stats_of(observed).since(state.target)
     latency_s = since.p95_s if any(since.latencies) else math.nan
     joules = since.joules / since.requests if since.requests else math.nan
-    measured = replace(option, prediction=replace(option.prediction, joules=Interval(joules, joules, joules)))
     replicas = intent.require.replicas if migration.is_cross_region else 1
-    carbon = replicas * scope.carbon_g_per_h(measured, intent, intent.require.replicas)
+    carbon = replicas * scope.emissions_g_per_h(joules, intent, intent.require.replicas)
     after = ServiceFigures(latency_s, joules, replicas * option.cost, carbon)
     brought = _outcome(intent, migration, after, since, now, fetched)
     if brought is None or migration.cause is not Cause.CONSOLIDATION:
@@ -250,7 +249,7 @@ def _service_figures(scope: Scope, intent: Intent, option: Option) -> ServiceFig
     known = option.prediction
     if known is None:
         return ServiceFigures(cost=option.cost)
-    carbon = scope.carbon_g_per_h(option, intent, intent.require.replicas)
+    carbon = scope.emissions_g_per_h(known.joules.mid, intent, intent.require.replicas)
     return ServiceFigures(known.latency_p95_s.mid, known.joules.mid, option.cost, carbon)
 
 

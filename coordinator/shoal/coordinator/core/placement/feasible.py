@@ -372,8 +372,8 @@ class Scope:
         return self._rtts[node.name]
 
     def carbon_g_per_h(self, option: Option, intent: Intent, replicas: int) -> float:
-        """Emissions of one replica in gCO2/h: joules x declared rate, at full load without declared traffic. NaN where
-        unknown."""
+        """What `limits.carbon` bounds: emissions of a replica in gCO2/h, at the declared rate, or at full load without
+        declared traffic. NaN where unknown."""
         if option.prediction is None:
             return math.nan
         rate = self.replica_rate(intent, replicas) or 1 / max(option.prediction.latency_p50_s.mid, 1e-9)
@@ -396,11 +396,10 @@ class Scope:
         awake = (awake_w(rest, option.receipt, rate * joules) - rest.asleep_w) / rate
         return max(joules, awake)
 
-    def emissions_g_per_h(self, option: Option, intent: Intent, replicas: int) -> float:
-        """`carbon_g_per_h` with the energy of staying awake."""
-        joules = math.nan if option.prediction is None else option.prediction.joules.mid
-        share = self.energy_j(option, intent, replicas) / joules if joules > 0 else 1.0
-        return self.carbon_g_per_h(option, intent, replicas) * share
+    def emissions_g_per_h(self, joules: float, intent: Intent, replicas: int) -> float:
+        """Emissions in gCO2/h of one replica whose inferences take so many joules, at `energy_rate`: at full load, a
+        faster device would emit more for the same requests. NaN where unknown."""
+        return joules * self.energy_rate(intent, replicas) * 3600 / 3.6e6 * self.inputs.region.carbon_g_per_kwh
 
     def node_watts(self, option: Option, intent: Intent, replicas: int) -> float:
         """Power of the option's node with this replica on it. NaN where one of its devices, or what its meter counts,

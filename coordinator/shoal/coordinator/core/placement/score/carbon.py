@@ -13,7 +13,9 @@ TERM: Final = ObjectiveTerm(
     unit="gCO2/h",
     label="carbon",
     show=show_carbon,
-    predict=lambda scope, option, intent, replicas: scope.emissions_g_per_h(option, intent, replicas),
+    predict=lambda scope, option, intent, replicas: scope.emissions_g_per_h(
+        scope.energy_j(option, intent, replicas), intent, replicas
+    ),
     read=lambda served: served.carbon,
     combine=math.fsum,
     least=0.001,  # what 10 mW emit at 100 gCO2/kWh
