@@ -50,11 +50,12 @@ def pause() -> Iterator[None]:
     it leaves MOST_SEARCHED objects, they are excluded from later searches; so are cycles that others left before."""
     was_enabled = gc.isenabled()
     gc.disable()
+    before = gc.get_count()[0]
     try:
         yield
     finally:
         if was_enabled:
-            if gc.get_count()[0] >= MOST_SEARCHED:
+            if gc.get_count()[0] - before >= MOST_SEARCHED:
                 gc.freeze()
             gc.enable()
 

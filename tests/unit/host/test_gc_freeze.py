@@ -161,3 +161,20 @@ def test_what_is_left_of_it_is_searched_if_it_is_little(monkeypatch: pytest.Monk
         left = [[at] for at in range(1000)]
     assert (gc.get_freeze_count() > before) is (most < len(left))
     gc.unfreeze()
+
+
+def test_what_others_left_does_not_count_as_left_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches would stop for good in a process that pauses more often than it is searched."""
+    monkeypatch.setattr(gc_freeze, "MOST_SEARCHED", 1000)
+    threshold = gc.get_threshold()
+    gc_freeze.search_after(50_000)
+    try:
+        gc.collect()
+        before = gc.get_freeze_count()
+        others = [[at] for at in range(2000)]
+        with gc_freeze.pause():
+            pass
+        assert gc.get_freeze_count() == before
+        assert others
+    finally:
+        gc.set_threshold(*threshold)

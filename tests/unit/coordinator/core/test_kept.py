@@ -254,6 +254,8 @@ def check_searches(columns: DeviceColumns) -> None:
         where = request.require.where
         if table is None or not known or (where and where not in columns._selectors):
             continue
+        if any(each.version != each.model.version for each in table.figures):
+            continue  # the next search judges them first
         selector = columns._selectors[where] if where else None
         anew = columns.copy()
         of_models = anew._tables[request].figures if request in anew._tables else table.figures
@@ -345,6 +347,27 @@ def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> No
     again = decide(missed, NO_MIGRATIONS, now, wall, region.kept)
     assert again.is_whole
     assert again.refuted == ()
+
+
+def test_an_audit_refutes_what_a_search_kept_of_a_device() -> None:
+    """Such as where the change of a device was not taken over: there would be no place."""
+    region = region_of(NODES)
+    asked = intent("w", tenant="shop")
+    inputs = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    scope, columns = Scope(inputs), DeviceColumns(audited_per_search=NODES + 1)
+    columns.update(inputs, inputs.measured, ())
+
+    def search() -> list[str]:
+        columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
+        places = columns.places(scope, asked, asked.require, asked.limits, NO_ALLOCATIONS, ())
+        return [state.name for _, state, _ in places]
+
+    assert search()
+    assert not columns.refuted
+    for each in columns._searches.values():
+        each.scores = np.full_like(each.scores, np.inf)
+    assert not search()
+    assert columns.refuted >= {f"n{at}" for at in range(NODES)}
 
 
 def test_what_a_step_learnt_that_was_not_stored_is_forgotten() -> None:

@@ -380,6 +380,8 @@ class DeviceColumns:
         self._audited_per_search = audited_per_search
         self._audits = 0
         """Searches since the last update that did."""
+        self._audited: Sequence[str] = ()
+        """Nodes of the last audit, of which the search that follows checks what it kept."""
         self._audit_turn, self._doubt_turn = _Turn(), _Turn()
         self._doubted: Sequence[str] = ()
         """Nodes whose turn it is to be looked at for each request that no device can take."""
@@ -515,8 +517,8 @@ class DeviceColumns:
             return
         self._audits += 1
         self._refresh(allocations)
-        names = self._audit_turn.take(scope.inputs.fleet.nodes, self._audited_per_search)
-        self.refuted |= {name for name in names if not self._agrees(scope, allocations, where, name)}
+        self._audited = self._audit_turn.take(scope.inputs.fleet.nodes, self._audited_per_search)
+        self.refuted |= {name for name in self._audited if not self._agrees(scope, allocations, where, name)}
 
     def audit_nowhere(self, scope: Scope, intent: Intent, require: Requirements, limits: Limits) -> None:
         """Checks for one request in each step, in turn, that no device can take it, although that is remembered: where
@@ -733,6 +735,7 @@ class DeviceColumns:
         request = _request(scope.inputs, intent, require, limits, models)
         of_models = self._judged(scope, intent, require, limits, models)
         scores, rows = self._scores(request, of_models, selector), len(self._slots)
+        self._audit_scores(scores, of_models, selector)
         quota = scope.inputs.quotas.get(intent.key.tenant)
         if known or (quota is not None and quota.memory is not None):
             scores = scores.copy()  # what is of this workload alone
@@ -762,9 +765,9 @@ class DeviceColumns:
         search = self._searches.pop(request, None) or _Search()
         _make_room(self._searches, MOST_SEARCHES)
         self._searches[request] = search
-        changed = None
-        if search.is_of(basis, stamps) and search.position >= self._changed_from:
-            changed = np.unique(np.array(self._changed_rows[search.position - self._changed_from :], dtype=np.int64))
+        changed, missed = None, search.position - self._changed_from
+        if search.is_of(basis, stamps) and missed >= 0 and len(self._changed_rows) - missed <= rows:
+            changed = np.unique(np.array(self._changed_rows[missed:], dtype=np.int64))
         if changed is None or 2 * len(changed) > rows:
             search.scores = np.concatenate([self._scores_of(each, selector, np.arange(rows)) for each in of_models])
         elif len(changed):
@@ -772,6 +775,18 @@ class DeviceColumns:
                 search.scores[at * rows + changed] = self._scores_of(each, selector, changed)
         search.basis, search.stamps, search.position = basis, stamps, end
         return search.scores
+
+    def _audit_scores(self, scores: Floats, of_models: Sequence[_Figures], selector: _Selector | None) -> None:
+        """Checks what was kept for the nodes of the audit that belongs to this search."""
+        names, self._audited = self._audited, ()
+        for name in names:
+            state = self._states.get(name)
+            slots = [] if state is None else [Slot(name, each.name) for each in state.node.devices]
+            found = np.array([self._rows[each] for each in slots if each in self._rows], dtype=np.int64)
+            for at, each in enumerate(of_models):
+                kept = scores[at * len(self._slots) + found]
+                if not np.array_equal(kept, self._scores_of(each, selector, found), equal_nan=True):
+                    self.refuted.add(name)
 
     def _scores_of(self, figures: _Figures, selector: _Selector | None, rows: Ints) -> Floats:
         """Of one model on these rows."""
