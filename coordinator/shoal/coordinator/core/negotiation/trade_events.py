@@ -456,7 +456,10 @@ def _with_extended_lease(agreement: OriginAgreement, renewed: Renewed, now: Elap
     lease_s = Seconds(min(renewed.lease_s, LEASE_MOST_S))
     until = Elapsed(max(agreement.asked_at + lease_s, agreement.lease_until))
     renew_at = max(now, agreement.asked_at + renewal_pause_s(lease_s))
-    if renewed.service is ServiceState.STARTING:
+    # What served once is short, not starting: a delegate of an older version forgets over a restart that it served.
+    has_stopped = agreement.is_serving and renewed.service is ServiceState.STARTING
+    service = ServiceState.SHORT if has_stopped else renewed.service
+    if service is ServiceState.STARTING:
         renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - agreement.since) / 2))
     return replace(
         agreement,
@@ -467,8 +470,8 @@ def _with_extended_lease(agreement: OriginAgreement, renewed: Renewed, now: Elap
         over_at=until,
         heard_at=agreement.asked_at,
         renew_at=Elapsed(renew_at),
-        service=renewed.service,
-        since=now if renewed.service is not agreement.service else agreement.since,
+        service=service,
+        since=now if service is not agreement.service else agreement.since,
         joules=_joules_per_inference(renewed.report) or agreement.joules,
     )
 

@@ -312,6 +312,20 @@ def test_a_delegate_that_is_not_ready_is_asked_often() -> None:
     assert kinds(step_trade(active(), SHORT, 0.85)) == []
 
 
+@pytest.mark.parametrize("before", [ServiceState.READY, ServiceState.SHORT])
+def test_what_served_once_is_short_not_starting(before: ServiceState) -> None:
+    """An older version's coordinator says so after a restart, while its nodes serve on."""
+    state = step_trade(active(service=before), SHORT, 3.0).trade
+    state = step_trade(state, renewal_of(state, ServiceState.STARTING), 3.1).trade
+    assert [each.service for each in trade.serving_agreements(state, Elapsed(3.2))] == [ServiceState.SHORT]
+    for now in range(4, 40):
+        state = step_trade(state, SHORT, now).trade
+        if not isinstance(state.phase, Active):
+            break
+        state = step_trade(state, renewal_of(state, ServiceState.STARTING), now + 0.1).trade
+    assert not isinstance(state.phase, Active), "it has its time, as any that is short"
+
+
 def test_a_delegate_that_falls_silent_is_not_relied_upon_and_in_breach_at_the_leases_end() -> None:
     state = active()
     assert trade.is_relied_on(state, Elapsed(4.0))
