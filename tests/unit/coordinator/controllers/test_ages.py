@@ -148,3 +148,10 @@ def test_versions_with_and_without_the_time_read_each_others_records(stored: Any
     read = codec.load(older, codec.dump(stored))
     assert all(getattr(read, each.name) == getattr(stored, each.name) for each in fields(older))
     assert codec.load(type(stored), codec.dump(read)) == replace(stored, **{name: UNKNOWN_TIME})
+
+
+def test_nobody_makes_up_whether_a_bid_of_an_older_version_served() -> None:
+    stored = GrantedBid(solicitation(), offer(), award(), (), (), 3, "n", Elapsed(35.0), has_served=True)
+    older = codec.load(without(GrantedBid, "has_served"), codec.dump(stored))
+    assert codec.load(GrantedBid, codec.dump(older)) == replace(stored, has_served=None)
+    assert codec.load(GrantedBid, codec.dump(stored)) == stored

@@ -24,6 +24,7 @@ from shoal.coordinator.ports import Transaction, VerifiedMessage
 from shoal.types.agreement import GUEST_TENANT, Award, Notice, Release, Renewal, ServiceState
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.link import Welcome
 from shoal.types.offer import Decline, Offer
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
@@ -516,6 +517,60 @@ async def test_a_restart_ends_what_was_only_held(here: DelegateFixture, tmp_path
     with raises_code(Code.HOLD_EXPIRED):
         await again.bids.on_award(signed_message(award(bid=offer.id)))
     assert await again.ledger_entries() == [("offered", offer.id), ("expired", offer.id)]
+
+
+async def test_what_was_ready_is_ready_after_a_restart_before_any_node_reports(
+    here: DelegateFixture, tmp_path: Path
+) -> None:
+    await here.grant()
+    await here.wait_fetched()
+    world = here.world
+    await world.step()
+    agent = FakeAgent(world, "edge-1")
+    agent.epoch, agent.sequence = 1, 1
+    await agent.apply_desired()
+    await world.step()
+
+    async def service_after_renewal(side: DelegateFixture, sequence: int) -> ServiceState:
+        return (await side.bids.on_renewal(signed_message(renewal(sequence)))).service
+
+    assert await service_after_renewal(here, 1) is ServiceState.READY
+    again = await _restart(here, tmp_path / "first")
+    assert await service_after_renewal(again, 2) is ServiceState.READY, "before its first step"
+    await again.world.step()
+    assert await service_after_renewal(again, 3) is ServiceState.READY
+    agent.world = again.world
+    assert isinstance(await agent.connect(), Welcome)
+    await again.world.step()
+    assert await service_after_renewal(again, 4) is ServiceState.READY
+    agent.observed = ()
+    await agent.report()
+    await again.world.step()
+    assert await service_after_renewal(again, 5) is ServiceState.SHORT, "its node says that it does not serve"
+    again.bids.stop()
+
+
+async def test_what_was_ready_is_not_once_its_nodes_stay_silent_after_a_restart(
+    here: DelegateFixture, tmp_path: Path
+) -> None:
+    await here.grant()
+    await here.wait_fetched()
+    world = here.world
+    await world.step()
+    agent = FakeAgent(world, "edge-1")
+    agent.epoch, agent.sequence = 1, 1
+    await agent.apply_desired()
+    await world.step()
+    assert (await here.bids.on_renewal(signed_message(renewal(1)))).service is ServiceState.READY
+    again = await _restart(here, tmp_path / "first")
+    await again.world.step()
+    timing = again.world.region.fleet.fleet.timing
+    for _ in range(int(timing.lost_after_s / timing.heartbeat_s) + 1):
+        await again.later(timing.heartbeat_s)
+        await again.world.step()
+    told = await again.bids.on_renewal(signed_message(renewal(2)))
+    assert (told.service, told.gateways) == (ServiceState.SHORT, ())
+    again.bids.stop()
 
 
 async def test_an_agreement_says_after_a_restart_when_it_was_granted(here: DelegateFixture, tmp_path: Path) -> None:

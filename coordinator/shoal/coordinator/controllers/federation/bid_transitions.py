@@ -112,12 +112,13 @@ class BidTransitions:
         return self._transition(name, bid, after, effects, evidence)
 
     def _renews_lease_only(self, bid: TrackedBid, after: BidState) -> bool:
-        """Whether a renewal changes only the lease, and the bid was written less than RENEWAL_WRITE_S ago."""
+        """Whether a renewal changes nothing to keep but the lease, and the bid was written less than RENEWAL_WRITE_S
+        ago."""
         before, now = bid.grant, hold.agreement_of(after)
         return (
             before is not None
             and now is not None
-            and (before.gateways, before.revoked) == (now.gateways, now.revoked)
+            and (before.gateways, before.revoked, before.has_served) == (now.gateways, now.revoked, now.has_served)
             and self._clock.now() - bid.written_at < RENEWAL_WRITE_S
         )
 

@@ -1,6 +1,5 @@
 """Bids of this region as stored, found by what messages of other regions name."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,10 +77,6 @@ class BidRepository:
             stored = codec.load(StoredBid, record.value)
             state = hold.restore(stored.state, now, terms)
             self.put(record.key.removeprefix(BIDS), TrackedBid(state, stored.since, record.revision, now))
-
-    @property
-    def agreements(self) -> Collection[str]:
-        return self._of_agreement.keys()
 
     def of_solicitation(self, asked: Solicitation) -> TrackedBid | None:
         """The bid that answered it; None: none did."""

@@ -37,7 +37,7 @@ from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.ports import StaleRevision, VerifiedMessage
-from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
+from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed, ServiceState
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.identity import check_name
@@ -196,7 +196,8 @@ class DelegateController:
         self._check_sender(renewal, renewal.signer)
         async with self._exclusive():
             name = self._bids.require_agreement(what.agreement, renewal.signer)
-            event = hold.RenewalReceived(what)
+            service = self._service.state(self._bids.all[name].state)
+            event = hold.RenewalReceived(what, is_ready=service is ServiceState.READY)
             lease_s = await self._transitions.advance_for_lease(name, event, renewal.evidence)
             self._ledger.record_head(renewal.signer, what.ledger_head)
             bid = self._bids.all[name]
@@ -204,7 +205,7 @@ class DelegateController:
                 agreement=what.agreement,
                 nonce=what.nonce,
                 lease_s=lease_s,
-                service=self._service.state(bid.state),
+                service=service,
                 report=self._service.report(bid),
                 gateways=gateways(self._workloads.fleet),
                 ledger_head=self._ledger.head,
@@ -323,7 +324,6 @@ class DelegateController:
                 guests.append(guest_of(granted, self._region))
             if room:
                 promises.append(Promise(name, hold.agreement_name(bid.state), _ends_at(bid.state)))
-        self._service.drop_others(self._bids.agreements)
         self._workloads.adopt_guests(guests=tuple(guests), reservations=tuple(reserved), promises=tuple(promises))
         self._on_change()
 

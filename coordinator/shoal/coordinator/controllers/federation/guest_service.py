@@ -1,16 +1,16 @@
 """How guest workloads are served here: what their origins are told, and what this region earns."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.federation.bids import TrackedBid
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
-from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.hold import BidState, GrantedBid, StoppingBid
-from shoal.coordinator.core.workloads.routes import is_gateway
+from shoal.coordinator.core.negotiation.service_state import service_state
+from shoal.coordinator.core.workloads.routes import has_reachable_gateway
 from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.coordinator.ports import Clock, Meter
 from shoal.types.agreement import GUEST_TENANT, ServiceReport, ServiceState
@@ -24,27 +24,16 @@ class GuestService:
         self._workloads = workloads
         self._clock = clock
         self._meter = meter
-        self._once_ready: set[str] = set()
-        """Agreements that were READY at least once."""
         self._earned_at = clock.now()
 
     def state(self, bid: BidState) -> ServiceState:
-        """READY with all replicas routed and a ready gateway. Otherwise SHORT if it was READY before, else STARTING."""
-        if isinstance(bid, StoppingBid):
-            return ServiceState.STOPPING
-        agreement = hold.agreement_name(bid)
-        serving = self._workloads.endpoints(WorkloadKey(GUEST_TENANT, agreement))
-        if serving >= hold.offer_of(bid).replicas and self.has_ready_gateway():
-            self._once_ready.add(agreement)
-            return ServiceState.READY
-        return ServiceState.SHORT if agreement in self._once_ready else ServiceState.STARTING
+        """As `core.negotiation.service_state` defines it."""
+        routed = self._workloads.endpoints(WorkloadKey(GUEST_TENANT, hold.agreement_name(bid)))
+        return service_state(bid, routed, self._workloads.fleet)
 
     def has_ready_gateway(self) -> bool:
         """Whether a gateway serves, through which other regions' requests arrive."""
-        return any(
-            is_gateway(state) and state.front_ready and state.liveness is Liveness.READY
-            for state in self._workloads.fleet.nodes.values()
-        )
+        return has_reachable_gateway(self._workloads.fleet, has_served=False)
 
     def report(self, bid: TrackedBid) -> ServiceReport:
         """What was served under the bid's agreement, and what that costs."""
@@ -62,7 +51,3 @@ class GuestService:
         for bid in bids:
             if isinstance(bid.state, GrantedBid | StoppingBid) and math.isfinite(bid.offer.cost):
                 self._meter.add(metrics.EARNED, bid.offer.cost * hours, counterpart=bid.offer.origin)
-
-    def drop_others(self, agreements: Collection[str]) -> None:
-        """Forgets all other agreements."""
-        self._once_ready &= set(agreements)

@@ -75,6 +75,8 @@ class GrantedBid:
     revoked: tuple[str, ...] = ()
     # When the award was granted. 0: not known, because an older version wrote the bid, at first or after a rollback.
     granted_at: Wall = UNKNOWN_TIME
+    # True once the origin was told that it is ready. None: not known, because an older version wrote the bid.
+    has_served: bool | None = None
     # Discriminator of the stored form.
     kind: Literal["granted"] = "granted"
 
@@ -136,6 +138,8 @@ class ReleaseReceived:
 @dataclass(frozen=True, slots=True)
 class RenewalReceived:
     renewal: Renewal
+    # Whether the answer says that the service is ready.
+    is_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +310,7 @@ def _step_held(
                 nonce="",
                 until=_lease_end(now, terms),
                 granted_at=at,
+                has_served=False,
             )
             return granted, (LedgerTransition("granted"), LeaseAnswer(terms.lease_s))
         case ReleaseReceived():
@@ -327,8 +332,8 @@ def _step_granted(
         case ReleaseReceived():
             gone = ClosedBid(state.offer, state.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
             return gone, (LedgerTransition("released"),)
-        case RenewalReceived(renewal):
-            return _extend_lease(state, renewal, now, terms)
+        case RenewalReceived(renewal, is_ready):
+            return _extend_lease(state, renewal, is_ready, now, terms)
         case OriginNotice(notice):
             if notice.ends_s <= 0:
                 gone = ClosedBid(state.offer, state.award.agreement, notice.code, _memory_end(now, terms))
@@ -354,7 +359,7 @@ def _step_stopping(
             gone = ClosedBid(granted.offer, granted.award.agreement, Code.HOLD_RELEASED, _memory_end(now, terms))
             return gone, (LedgerTransition("released"),)
         case RenewalReceived(renewal):
-            after, effects = _extend_lease(granted, renewal, now, terms)
+            after, effects = _extend_lease(granted, renewal, False, now, terms)
             return replace(state, granted=after), _until_notice_ends(state, effects, now)
         case OriginNotice(notice):
             if notice.ends_s <= 0:
@@ -374,10 +379,11 @@ def _until_notice_ends(state: StoppingBid, effects: Iterable[BidEffect], now: El
 
 
 def _extend_lease(
-    state: GrantedBid, renewal: Renewal, now: Elapsed, terms: HoldTerms
+    state: GrantedBid, renewal: Renewal, is_ready: bool, now: Elapsed, terms: HoldTerms
 ) -> tuple[GrantedBid, tuple[BidEffect, ...]]:
+    has_served = True if is_ready else state.has_served
     if (renewal.sequence, renewal.nonce) == (state.sequence, state.nonce):
-        return state, (LeaseAnswer(_lease_left_s(state, now, terms)),)
+        return replace(state, has_served=has_served), (LeaseAnswer(_lease_left_s(state, now, terms)),)
     if renewal.sequence <= state.sequence:
         found = f"renewal {renewal.sequence} after {state.sequence}"
         return state, (Refuse(Refusal(Code.REPLAYED, found, "a renewal of its own", "renew anew")),)
@@ -388,6 +394,7 @@ def _extend_lease(
         gateways=renewal.gateways,
         revoked=renewal.revoked,
         until=_lease_end(now, terms),
+        has_served=has_served,
     )
     return after, (LedgerTransition("renewed"), LeaseAnswer(terms.lease_s))
 

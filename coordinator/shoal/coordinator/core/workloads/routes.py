@@ -201,6 +201,12 @@ def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:
     )
 
 
+def has_reachable_gateway(fleet: Fleet, *, has_served: bool) -> bool:
+    """Whether other regions' requests can enter at one of this region's gateways. has_served: they did before, which
+    decides for a gateway whose status is not current."""
+    return any(_is_reachable(state, listed=has_served) for state in _gateways(fleet))
+
+
 def is_gateway(state: NodeState | None) -> bool:
     return state is not None and state.node.role is Role.GATEWAY
 

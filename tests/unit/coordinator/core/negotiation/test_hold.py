@@ -85,6 +85,23 @@ def test_an_agreement_keeps_the_time_at_which_it_was_granted() -> None:
     assert state.granted.granted_at == AT
 
 
+def test_an_agreement_keeps_that_its_origin_was_told_that_it_is_ready() -> None:
+    first, ready, again = renewal(1), renewal(2), renewal(3)
+    states = [GRANTED]
+    for now, event in enumerate(
+        (RenewalReceived(first), RenewalReceived(ready, is_ready=True), RenewalReceived(again))
+    ):
+        states.append(after(states[-1], (2.0 + now, event))[0])
+    state, effects = after(states[2], (5.0, RenewalReceived(first, is_ready=True)))
+    assert (state, codes(effects)) == (states[2], [Code.REPLAYED])
+    repeated, _ = after(states[1], (3.0, RenewalReceived(first, is_ready=True)))
+    stored = [*states, repeated, restore(states[3], Elapsed(1000.0), TERMS)]
+    assert [agreement.has_served for each in stored if (agreement := agreement_of(each))] == [
+        *(False, False, True, True),
+        *(True, True),
+    ]
+
+
 @pytest.mark.parametrize("late", [10.0, 10.1, 1000.0])
 def test_a_hold_that_is_over_takes_no_award_and_no_room(late: float) -> None:
     state, effects = after(HELD, (late, AwardReceived(award())))
