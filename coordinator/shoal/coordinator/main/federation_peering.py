@@ -4,6 +4,7 @@ The port opens when the region joins, or starts as a member. A region without a 
 """
 
 import asyncio
+import socket
 from typing import Any, Final
 
 import structlog
@@ -15,7 +16,7 @@ from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
-from shoal.coordinator.main.serving import listen, server_for_members
+from shoal.coordinator.main.serving import listen, reserve_port, server_for_members
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import GrpcFederation
 from shoal.coordinator.peers.grpc import GrpcPeers
@@ -55,6 +56,7 @@ class FederationPeering:
         self._clock = clock = region.context.clock
         self._meter = meter = region.context.meter
         self._server: Any = None
+        self._reserved_port: socket.socket | None = None
         self._open_lock = asyncio.Lock()
         self._signer_pem = b""
         self._signer: RegionSigner | None = None
@@ -99,6 +101,7 @@ class FederationPeering:
     async def stop(self, grace_s: float | None) -> None:
         if self._server is not None:
             await self._server.stop(grace_s)
+        self._release_port()
         await self.channels.close()
 
     def signer(self) -> RegionSigner:
@@ -130,10 +133,20 @@ class FederationPeering:
             )  # fmt: skip
             federation_pb2_grpc.add_PeerServicer_to_server(service, server)
             credentials = self._identity.credentials(client_certificates=True, others=self._trusted_cas)
-            self._listen_address = listen(server, self._listen_address, credentials)
-            await server.start()
+            # Here, where it opens: a region without a federation leaves the port to others.
+            self._listen_address, self._reserved_port = reserve_port(self._listen_address, "--peers")
+            try:
+                listen(server, self._listen_address, credentials, "--peers")
+                await server.start()
+            except BaseException:
+                self._release_port()
+                raise
             self._server = server
             log.info("peer_server_listening", address=str(self._listen_address))
+
+    def _release_port(self) -> None:
+        if self._reserved_port is not None:
+            self._reserved_port.close()
 
     def _trusted_cas(self) -> str:
         """CAs whose certificates may complete a TLS handshake."""

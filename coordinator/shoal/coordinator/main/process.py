@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields
 from importlib.metadata import version
@@ -46,7 +47,13 @@ class CoordinatorProcess:
 
     def __init__(self, config: CoordinatorConfig, role: str) -> None:
         self.clock, self.ids, self.meter = CoordinatorClock(), SystemIds(), PrometheusMeter(METRICS[role])
-        (self.link, self._link), (self.enrol, self._enrol) = reserve_port(config.link), reserve_port(config.enrol)
+        self._reserved_ports: list[socket.socket] = []
+        try:
+            self.link = self._reserve(config.link, "--link")
+            self.enrol = self._reserve(config.enrol, "--enrol")
+        except ShoalError:
+            self.close()
+            raise
         self.region = config.region
         self.check_serial: Callable[[str], Refusal | None] = lambda serial: None
         self.readings: Callable[[], MetricReadings] = dict
@@ -59,6 +66,18 @@ class CoordinatorProcess:
         self._metrics_address = config.metrics
         self._metrics: HostPort | None = None
         self.meter.read_at_scrape(lambda: self.readings())
+
+    def _reserve(self, address: HostPort, option: str) -> HostPort:
+        """The address with its port, which is held until `close`."""
+        found, place = reserve_port(address, option)
+        if place is not None:
+            self._reserved_ports.append(place)
+        return found
+
+    def close(self) -> None:
+        """Lets go of the ports. Call it after the servers have stopped."""
+        for each in self._reserved_ports:
+            each.close()
 
     @property
     def link_address(self) -> str:
@@ -138,6 +157,15 @@ async def serve(config: CoordinatorConfig, role: str, serve_store: ServeStore, s
     longer valid. Raises ShoalError if the store cannot be opened, or served from, at the start."""
     make_private_folder(config.data_dir)
     process = CoordinatorProcess(config, role)
+    try:
+        await _serve_stores(config, process, serve_store, stopping)
+    finally:
+        process.close()
+
+
+async def _serve_stores(
+    config: CoordinatorConfig, process: CoordinatorProcess, serve_store: ServeStore, stopping: asyncio.Event
+) -> None:
     store = await _open_timed_store(config, process)
     while True:
         try:

@@ -274,13 +274,13 @@ async def _lead(
         region, enrolment, members, audit, process, federation=trading, backups=backups, dashboard=dashboard
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
-    listen(api, process.link, identity.credentials(client_certificates=True))
+    listen(api, process.link, identity.credentials(client_certificates=True), "--link")
     enrol_server = server_for_strangers()
     service = EnrolmentService(
         config.region, enrolment, renewal, lambda: process.link_addresses, lambda: process.enrol_addresses, mqtt
     )
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
-    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
+    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False), "--enrol")
     process.check_serial = members.check
     process.readings = lambda: _readings(region, links, schedule, traces)
 
@@ -381,10 +381,10 @@ async def _follow(
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
     operators = OperatorService(region, enrolment, members, audit, process, follower=following)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
-    listen(api, process.link, identity.credentials(client_certificates=True))
+    listen(api, process.link, identity.credentials(client_certificates=True), "--link")
     enrol_server = server_for_strangers()
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(FollowerEnrolmentService(following.redirect), enrol_server)
-    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
+    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False), "--enrol")
     process.check_serial, process.readings = members.check, dict
     await api.start()
     await enrol_server.start()

@@ -67,26 +67,29 @@ async def back_up(store: OpenStore, every_s: float) -> None:
             log.error("store_copy_failed", error=str(error))
 
 
-def reserve_port(address: HostPort) -> tuple[HostPort, socket.socket | None]:
-    """For port 0, reserves a port for whichever of this process's servers listens on it. Keep the socket open.
+def reserve_port(address: HostPort, option: str) -> tuple[HostPort, socket.socket | None]:
+    """Holds a port for whichever of this process's servers listens on it, and finds one for port 0. The port is held
+    while the socket is open, which never listens itself; None: it could not be held, and the server says why, if it
+    cannot listen either. option: as in `cannot_listen`.
 
-    Raises ShoalError(FIELD_INVALID) where another process listens there.
+    Raises ShoalError(FIELD_INVALID) where another server listens there or is about to, of this process too.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     if address.port:
-        _check_is_free(address, family)
-        return address, None
+        _check_is_free(address, family, option)
     place = socket.socket(family)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        place.bind((address.host, 0))
+        place.bind((address.host, address.port))
     except OSError as cause:
         place.close()
-        raise cannot_listen(address) from cause
+        if address.port:
+            return address, None  # not of this machine; or connections of a server that shares no port ended just now
+        raise cannot_listen(address, option) from cause
     return HostPort(address.host, place.getsockname()[1]), place
 
 
-def _check_is_free(address: HostPort, family: socket.AddressFamily) -> None:
+def _check_is_free(address: HostPort, family: socket.AddressFamily, option: str) -> None:
     """gRPC listens with SO_REUSEPORT: without this two coordinators of one user would share a port, and each would
     answer a part of the other's callers. What else is wrong with the address, the server says when it listens."""
     with socket.socket(family) as probe:
@@ -95,7 +98,7 @@ def _check_is_free(address: HostPort, family: socket.AddressFamily) -> None:
             probe.bind((address.host, address.port))
         except OSError as cause:
             if cause.errno == errno.EADDRINUSE:
-                raise cannot_listen(address) from cause
+                raise cannot_listen(address, option) from cause
 
 
 def server_for_members(guard: Authorisation) -> Any:
@@ -109,13 +112,14 @@ def server_for_strangers() -> Any:
     return grpc.aio.server(interceptors=[RequestLimitInterceptor()], options=enrol_options())
 
 
-def listen(server: Any, address: HostPort, credentials: grpc.ServerCredentials) -> HostPort:
+def listen(server: Any, address: HostPort, credentials: grpc.ServerCredentials, option: str) -> HostPort:
+    """option: as in `cannot_listen`. Raises ShoalError(FIELD_INVALID)."""
     try:
         port = server.add_secure_port(str(address), credentials)
     except RuntimeError as cause:
-        raise cannot_listen(address) from cause
+        raise cannot_listen(address, option) from cause
     if port == 0:
-        raise cannot_listen(address)
+        raise cannot_listen(address, option)
     return HostPort(address.host, port)
 
 
@@ -123,7 +127,7 @@ def serve_metrics(meter: PrometheusMeter, address: HostPort, guard: RegionMetric
     try:
         port = meter.serve(address.host, address.port, guard)
     except OSError as cause:
-        raise cannot_listen(address) from cause
+        raise cannot_listen(address, "--metrics") from cause
     return HostPort(address.host, port)
 
 
@@ -131,15 +135,16 @@ async def serve_models(server: ModelServer, address: HostPort) -> int:
     try:
         return await server.start(address.host, address.port)
     except OSError as cause:
-        raise cannot_listen(address) from cause
+        raise cannot_listen(address, "--models") from cause
 
 
-def cannot_listen(address: HostPort) -> ShoalError:
+def cannot_listen(address: HostPort, option: str) -> ShoalError:
+    """option: of the command line, which sets the address."""
     return refuse(
         Code.FIELD_INVALID,
         f"cannot listen at {address}",
         "an address of this machine that is free",
-        "stop what listens there, or choose another: --link, --enrol, --metrics",
+        f"stop what listens there, or choose another {option}",
     )
 
 
