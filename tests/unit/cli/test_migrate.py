@@ -61,12 +61,47 @@ def test_who_stops_watching_is_told_that_it_goes_on_and_how_to_take_it_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shoal.cli.commands.migrate.time.sleep", interrupt)
-    moving = view("m-1", "planned")
-    moving.workload.name = "reader"
     with pytest.raises(KeyboardInterrupt):
-        follow(cast(RegionClient, Listed()), [moving, view("m-2", "done")], line)
+        follow(cast(RegionClient, Listed()), [move_of("default"), view("m-2", "done")], line)
     said = capsys.readouterr().err
     assert said == "m-1 goes on; to take it back: shoal migrate reader --cancel m-1\n"
+
+
+def move_of(tenant: str) -> operator_pb2.MigrationView:
+    key = nouns_pb2.WorkloadKey(tenant=tenant, name="reader")
+    return operator_pb2.MigrationView(id="m-1", workload=key, stage="planned")
+
+
+class Interrupted:
+    """A region whose user presses Ctrl-C while it is asked."""
+
+    def poll(self, kind: str, name: str) -> operator_pb2.GetReply:
+        raise KeyboardInterrupt
+
+    def cancel_migration(self, name: str, workload: str, tenant: str) -> operator_pb2.MigrationView:
+        return move_of(tenant)
+
+
+@pytest.mark.parametrize(("tenant", "usual", "named"), [
+    ("acme", "", " --tenant acme"), ("acme", "acme", ""), ("default", "acme", " --tenant default"),
+])  # fmt: skip
+def test_what_takes_it_back_names_its_tenant(
+    tenant: str, usual: str, named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the move was unknown under the tenant that is meant without a word; and nothing was said at all where
+    Ctrl-C fell into a look."""
+    monkeypatch.setenv("SHOAL_TENANT", usual)
+    with pytest.raises(KeyboardInterrupt):
+        follow(cast(RegionClient, Interrupted()), [move_of(tenant)], line)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(f"goes on; to take it back: shoal migrate reader --cancel m-1{named}")
+
+
+def test_who_takes_it_back_is_not_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.commands.migrate.connect", lambda *_: nullcontext(Interrupted()))
+    answer = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--watch"])
+    assert answer.exit_code == 1
+    assert "take it back" not in answer.stderr
 
 
 def test_one_that_is_listed_no_more_ends_the_watch() -> None:

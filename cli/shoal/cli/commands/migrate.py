@@ -1,5 +1,6 @@
 """`shoal migrate`, `shoal drain`: live migration of replicas."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -62,7 +63,7 @@ def migrate(
             else api.migrate(tenant, workload, to or "", replica, queue=queue)
         )
         if watch:
-            (begun,) = follow(api, [begun], progress(output))
+            (begun,) = follow(api, [begun], progress(output), is_cancelled=bool(cancel))
     if output in ("json", "yaml"):
         emit(as_data(begun), output)
     elif watch:
@@ -118,11 +119,36 @@ def wait_standbys_replaced(
 
 
 def follow(
-    api: RegionClient, migrations: Iterable[operator_pb2.MigrationView], say: Callable[[str], None]
-) -> list[operator_pb2.MigrationView]:  # fmt: skip
-    """Print each new stage once, and what it waits for; return when all migrations are over. Raises
-    ShoalError(MIGRATION_UNKNOWN) if one is forgotten."""
+    api: RegionClient,
+    migrations: Iterable[operator_pb2.MigrationView],
+    say: Callable[[str], None],
+    *,
+    is_cancelled: bool = False,
+) -> list[operator_pb2.MigrationView]:
+    """Print each new stage once, and what it waits for; return when all migrations are over. Whoever interrupts it is
+    told that they go on. is_cancelled: they are being taken back already.
+
+    Raises ShoalError(MIGRATION_UNKNOWN) if one is forgotten."""
     known = {one.id: one for one in migrations}
+    try:
+        return _follow(api, known, say)
+    except KeyboardInterrupt:
+        for one in known.values():
+            if not is_over(one) and not is_cancelled:
+                note(f"{one.id} goes on; to take it back: {_cancel_command(one)}")
+        raise
+
+
+def _cancel_command(one: operator_pb2.MigrationView) -> str:
+    tenant = one.workload.tenant
+    named = "" if tenant == (os.environ.get("SHOAL_TENANT") or "default") else f" --tenant {tenant}"
+    return f"shoal migrate {one.workload.name} --cancel {one.id}{named}"
+
+
+def _follow(
+    api: RegionClient, known: dict[str, operator_pb2.MigrationView], say: Callable[[str], None]
+) -> list[operator_pb2.MigrationView]:  # fmt: skip
+    """known: the migrations by id, as last seen."""
     said = dict.fromkeys(known, 0)
     waits = dict.fromkeys(known, "")
     # When one of them begins, its stages are counted from the first one on: the queue is none of them.
@@ -142,13 +168,7 @@ def follow(
                 say(f"{one.id}  waits: {reason(one.reason)}")
         if all(is_over(one) for one in known.values()):
             return list(known.values())
-        try:
-            time.sleep(POLL_S)  # noqa: TID251
-        except KeyboardInterrupt:
-            for one in known.values():
-                if not is_over(one):
-                    note(f"{one.id} goes on; to take it back: shoal migrate {one.workload.name} --cancel {one.id}")
-            raise
+        time.sleep(POLL_S)  # noqa: TID251
         for name in [one.id for one in known.values() if not is_over(one)]:
             known[name] = _fetch_migration(api, name)
 
