@@ -94,8 +94,7 @@ def main() -> None:
     except UnicodeEncodeError as error:
         if debug:
             raise
-        found = f"{ascii(error.object):.80}, which is no UTF-8"  # noqa: RUF010 - cut after it is escaped
-        fail(Refusal(Code.USAGE, found, "words in UTF-8", "correct the word"))
+        fail(_of_the_encoding(error))
     except Exception as error:
         if debug:
             raise
@@ -138,6 +137,17 @@ def _of_the_machine(error: OSError) -> Refusal:
     if is_full:
         return Refusal(Code.DISK_FULL, found, "room for what is written", "free space there, or choose another place")
     return Refusal(Code.SOURCE_UNREACHABLE, found, "what can be read and written", "choose another path")
+
+
+def _of_the_encoding(error: UnicodeEncodeError) -> Refusal:
+    """Of a word of the command line that is no text, which Python reads as surrogates, or of an output that cannot
+    write what is printed."""
+    unfit = error.object[error.start : error.end]
+    if any("\ud800" <= char <= "\udfff" for char in unfit):
+        found = f"{ascii(error.object):.80}, which is no UTF-8"  # noqa: RUF010 - cut after it is escaped
+        return Refusal(Code.USAGE, found, "words in UTF-8", "correct the word")
+    found = f"an output in {error.encoding}, which has no {unfit[:8]!a}"
+    return Refusal(Code.USAGE, found, "one in UTF-8", "set PYTHONIOENCODING=utf-8, or a locale in UTF-8")
 
 
 def _wants_json(words: Sequence[str]) -> bool:

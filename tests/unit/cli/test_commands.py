@@ -20,7 +20,7 @@ from click.shell_completion import ShellComplete
 
 from shoal.cli.documents import read
 from shoal.cli.examples import EXAMPLES
-from shoal.cli.main import shoal
+from shoal.cli.main import main, shoal
 from shoal.cli.modelfiles import model_name
 from shoal.cli.names import COMPLETION_S
 from shoal.cli.verbs import GROUPS
@@ -155,6 +155,30 @@ def test_whose_reader_has_gone_is_not_a_no(tmp_path: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_text_that_the_output_cannot_write_is_not_the_words_fault(tmp_path: Path) -> None:
+    """Before, a good word was called no UTF-8."""
+    environment = {**os.environ, "SHOAL_HOME": str(tmp_path), "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "1"}
+    words = ["policy", "new", "--template", "cheapest", "--set", "model=models/\u2192.onnx"]
+    command = [sys.executable, "-m", "shoal.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    assert done.returncode == 255
+    assert done.stderr.startswith("found: an output in latin-1, which has no '\\u2192'")
+    assert done.stderr.strip().endswith("(USAGE)")
+    assert done.stdout == ""
+
+
+def test_a_word_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def send(**_: object) -> None:
+        operator_pb2.MigrateRequest(to=os.fsdecode(b"edge-\xff")).SerializeToString()
+
+    monkeypatch.setattr("shoal.cli.main.shoal", send)
+    monkeypatch.setattr("sys.argv", ["shoal"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 255
+    assert "'edge-\\udcff', which is no UTF-8" in capsys.readouterr().err
 
 
 def test_a_command_without_a_standard_output_does_its_work(tmp_path: Path) -> None:
