@@ -110,23 +110,27 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     return value
 
 
-def _three_digits(value: float) -> str:
-    """Three significant digits, and never an exponent: 1023 rather than 1.02e+03."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+def show_number(value: float, digits: int = 3) -> str:
+    """So many significant digits, and never an exponent: 1023 rather than 1.02e+03. What is less than a millionth has
+    fewer digits, and 0 is what is less than a billionth."""
+    if not abs(value) < 10**digits - 0.5:
+        return f"{value:.0f}"
+    text = f"{value:.{digits}g}"
+    return text if "e" not in text else f"{round(value, 9) + 0.0:.9f}".rstrip("0").rstrip(".")
 
 
 def show_seconds(value: float) -> str:
     """A duration for people: three significant digits, in a readable unit."""
     for factor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor * (2 if factor >= 60 else 1):
-            return f"{_three_digits(value / factor)}{unit}"
-    return "0s" if value == 0 else f"{value / 1e-9:.3g}ns"
+            return f"{show_number(value / factor)}{unit}"
+    return "0s" if value == 0 else f"{show_number(value / 1e-9)}ns"
 
 
 def show_bytes(value: float) -> str:
     for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(value) >= factor:
-            return f"{_three_digits(value / factor)}{unit}"
+            return f"{show_number(value / factor)}{unit}"
     return f"{value:.0f}B"
 
 
@@ -134,15 +138,15 @@ def show_bytes_per_second(value: float) -> str:
     """In powers of 1000, as makers of links count."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
         if abs(value) >= factor:
-            return f"{_three_digits(value / factor)}{unit}"
-    return f"{value:.3g}B/s"
+            return f"{show_number(value / factor)}{unit}"
+    return f"{show_number(value)}B/s"
 
 
 def show_flops_per_second(value: float) -> str:
     for factor, unit in ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")):
         if abs(value) >= factor:
-            return f"{_three_digits(value / factor)} {unit}"
-    return f"{value:.3g} FLOP/s"
+            return f"{show_number(value / factor)} {unit}"
+    return f"{show_number(value)} FLOP/s"
 
 
 def show_joules(value: float) -> str:
@@ -150,20 +154,20 @@ def show_joules(value: float) -> str:
         return "unknown"
     for factor, unit in ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
         if abs(value) >= factor:
-            return f"{_three_digits(value / factor)}{unit}"
-    return "0J" if value == 0 else f"{value / 1e-6:.3g}uJ"
+            return f"{show_number(value / factor)}{unit}"
+    return "0J" if value == 0 else f"{show_number(value / 1e-6)}uJ"
 
 
 def show_watts(value: float) -> str:
-    return f"{value:.3g}W"
+    return f"{show_number(value)}W"
 
 
 def show_usd_per_hour(value: float) -> str:
-    return f"{value:.4g} USD/h"
+    return f"{show_number(value, 4)} USD/h"
 
 
 def show_carbon(value: float) -> str:
-    return f"{value:.3g} gCO2/h"
+    return f"{show_number(value)} gCO2/h"
 
 
 def show_gain(gain: float) -> str:
@@ -174,7 +178,7 @@ def show_gain(gain: float) -> str:
     if gain > -1:
         return f"{-gain:.0%} worse"
     times = 1 - gain
-    return f"{times:.3g} times worse" if times < 1000 else f"{times:,.0f} times worse"
+    return f"{times:.3g} times worse" if times < 999.5 else f"{times:,.0f} times worse"
 
 
 def show_quantity(value: float, dimension: Dimension) -> str:

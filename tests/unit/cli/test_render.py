@@ -20,7 +20,17 @@ from shoal.cli.render.description import show_description
 from shoal.cli.render.resources import energy_text, when
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import UPGRADE_REMEDY
-from shoal.types.units import show_bytes, show_flops_per_second, show_joules, show_seconds
+from shoal.types.units import (
+    show_bytes,
+    show_bytes_per_second,
+    show_carbon,
+    show_flops_per_second,
+    show_joules,
+    show_number,
+    show_seconds,
+    show_usd_per_hour,
+    show_watts,
+)
 from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -307,10 +317,24 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
         (show_joules(0.9996), "1000mJ"),
         (show_flops_per_second(999.7e9), "1000 GFLOP/s"),
         (show_bytes(3.456 * 2**30), "3.46GiB"),
+        (show_seconds(9.996e-7), "1000ns"),
+        (show_bytes_per_second(999.7), "1000B/s"),
+        (show_flops_per_second(999.7), "1000 FLOP/s"),
+        (show_joules(9.9971e-4), "1000uJ"),
+        (show_joules(1e-12), "0.000001uJ"),
+        (show_watts(1234.5), "1234W"),
+        (show_carbon(0.00002), "0.00002 gCO2/h"),
+        (show_usd_per_hour(123456.0), "123456 USD/h"),
+        (show_usd_per_hour(9999.7), "10000 USD/h"),
+        (show_usd_per_hour(1e-7), "0.0000001 USD/h"),
+        (show_usd_per_hour(0.12345), "0.1235 USD/h"),
+        (show_number(-1e-12), "0"),
+        (show_number(math.nan), "nan"),
+        (show_number(-math.inf), "-inf"),
     ],
 )
 def test_a_figure_has_three_digits_and_no_exponent(text: str, expected: str) -> None:
-    """Before: 1.02e+03KiB."""
+    """Before: 1.02e+03KiB, 1e+03ns and 1.235e+05 USD/h."""
     assert text == expected
 
 

@@ -14,7 +14,7 @@ from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import reason, when
 from shoal.client import RegionClient
 from shoal.types.codes import Code, refuse
-from shoal.types.units import DURATION, parse_quantity, show_bytes, show_seconds
+from shoal.types.units import DURATION, parse_quantity, show_bytes, show_number, show_seconds, show_usd_per_hour
 from shoal.v1 import federation_pb2, operator_pb2
 
 BID_ENTRIES = ("offered", "countered", "declined", "awarded", "granted", "released", "expired")
@@ -206,8 +206,8 @@ def _row(member: operator_pb2.MemberView) -> list[str]:
 
 
 def _class_row(region: str, each: federation_pb2.CapacityClass) -> list[str]:
-    joules = "-" if math.isnan(each.joules_per_tflop) else f"{each.joules_per_tflop:.3g}"
-    price = "-" if math.isnan(each.cost_usd_per_h) else f"{each.cost_usd_per_h:.4g} USD/h"
+    joules = "-" if math.isnan(each.joules_per_tflop) else show_number(each.joules_per_tflop)
+    price = "-" if math.isnan(each.cost_usd_per_h) else show_usd_per_hour(each.cost_usd_per_h)
     return [
         *(region, each.device_class, each.runtime, str(each.devices), show_bytes(each.free_bytes)),
         *(" ".join(each.precisions) or "-", price, joules, f"{each.confidence:.0%}"),

@@ -21,6 +21,7 @@ from shoal.cli.render.resources import (
     event_line,
     fetch_text,
     gain,
+    gflop_text,
     identity_cell,
     limit_text,
     link_text,
@@ -219,7 +220,7 @@ COLUMNS: Final[dict[str, tuple[Listed, ...]]] = {
         Listed("DIGEST", lambda row: row.digest[:19], rank=2),
         Listed("SIZE", lambda row: show_bytes(row.size_bytes), rank=1, right=True),
         Listed("PRECISION", lambda row: row.profile.precision, rank=4),
-        Listed("GFLOP", lambda row: f"{sum(cost.flops for cost in row.profile.costs) / 1e9:.3g}", rank=5, right=True),
+        Listed("GFLOP", lambda row: gflop_text(row.profile), rank=5, right=True),
         Listed("SIGNED BY", lambda row: " ".join(filter(None, map(signer, row.signatures))) or "-", rank=7, least=9),
         Listed(
             "USED BY", lambda row: " ".join(f"{key.tenant}/{key.name}" for key in row.used_by) or "-", rank=3, least=12

@@ -9,7 +9,7 @@ from shoal.cli.render.output import line, table
 from shoal.cli.render.resources import place, reason, requested_target, when
 from shoal.cli.render.styles import state, style_of
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import show_bytes, show_gain, show_joules, show_seconds, show_usd_per_hour
+from shoal.types.units import show_bytes, show_carbon, show_gain, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
 
 QUEUED: Final = "queued"
@@ -81,7 +81,7 @@ def _show_expectation(migration: operator_pb2.MigrationView) -> None:
                 (_p95_of(migration), "latency_p95_s", show_seconds),
                 ("energy/inference", "joules", show_joules),
                 ("cost", "cost_usd_per_h", show_usd_per_hour),
-                ("carbon", "carbon_g_per_h", lambda value: f"{value:.3g} gCO2/h"),
+                ("carbon", "carbon_g_per_h", show_carbon),
             )
         ],
     )

@@ -16,6 +16,7 @@ from shoal.types.units import (
     show_flops_per_second,
     show_gain,
     show_joules,
+    show_number,
     show_seconds,
     show_usd_per_hour,
     show_watts,
@@ -139,15 +140,18 @@ def device_stand_in(device: nouns_pb2.Device) -> str:
     return "simulated" if device.simulated else "emulated" if device.emulated else ""
 
 
+def gflop_text(profile: nouns_pb2.ModelProfile) -> str:
+    return show_number(sum(cost.flops for cost in profile.costs) / 1e9)
+
+
 def show_profile(model: artifacts_pb2.Model) -> None:
     """A model for people."""
     profile = model.profile
     line(f"{model.name or '(not stored)'}  {profile.digest or model.digest}", "bold")
-    flops = sum(cost.flops for cost in profile.costs)
     line(
         f"opset {profile.opset}  IR {profile.ir_version}  {profile.precision}  file {show_bytes(profile.size_bytes)}"
         f"  weights {show_bytes(profile.weight_bytes)}  activations {show_bytes(profile.activation_bytes)}"
-        f"  {flops / 1e9:.3g} GFLOP" + ("" if profile.confident else " at least (a shape could not be inferred)")
+        f"  {gflop_text(profile)} GFLOP" + ("" if profile.confident else " at least (a shape could not be inferred)")
     )
     if profile.reference_shapes:
         shapes = ", ".join(f"{name} {_shape(shape.dims)}" for name, shape in sorted(profile.reference_shapes.items()))
@@ -169,7 +173,7 @@ def show_profile(model: artifacts_pb2.Model) -> None:
     table(
         ["OPERATOR", "NODES", "GFLOP", "MOVED"],
         [
-            [cost.operator, str(cost.nodes), f"{cost.flops / 1e9:.4g}", show_bytes(cost.bytes)]
+            [cost.operator, str(cost.nodes), show_number(cost.flops / 1e9, 4), show_bytes(cost.bytes)]
             for cost in sorted(profile.costs, key=lambda cost: -cost.flops)
         ],
     )
@@ -342,7 +346,7 @@ def show_signals(signals: Iterable[operator_pb2.SignalView]) -> None:
 
 def signal_text(signal: operator_pb2.SignalView) -> str:
     """Value, source and age, and why the source could not be read."""
-    value = "unknown" if math.isnan(signal.value) else f"{signal.value:.4g} {signal.unit}"
+    value = "unknown" if math.isnan(signal.value) else f"{show_number(signal.value, 4)} {signal.unit}"
     refused = f"; {reason(signal.refusal)}" if signal.refusal.code else ""
     return f"{value} ({signal.why}{refused})"
 
@@ -362,7 +366,7 @@ def device_state(row: operator_pb2.DeviceView) -> str:
 
 def show_budget(budget: operator_pb2.TenantBudgetView) -> str:
     """What of a tenant's budget is used, such as `3.5 of 5 USD/h`."""
-    used = f"{budget.used:.4g}" + (f" and {budget.unpriced} unpriced" if budget.unpriced else "")
+    used = show_number(budget.used, 4) + (f" and {budget.unpriced} unpriced" if budget.unpriced else "")
     return f"{used} of {show_usd_per_hour(budget.limit)}" + (", exceeded" if budget.exceeded else "")
 
 
@@ -378,7 +382,7 @@ def use_text(quota: operator_pb2.TenantView, name: str) -> str:
 
 def share_text(entry: operator_pb2.TenantEntryView) -> str:
     limit = entry.limit
-    parts = [f"{limit.rate:.4g}/s"] if limit.HasField("rate") else []
+    parts = [f"{show_number(limit.rate, 4)}/s"] if limit.HasField("rate") else []
     parts += [str(limit.concurrency)] if limit.HasField("concurrency") else []
     return f"{entry.node}:{','.join(parts) or '-'}"
 

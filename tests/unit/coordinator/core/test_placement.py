@@ -186,6 +186,14 @@ def test_what_a_document_would_have_to_give(asked: dict[str, Any], code: Code, n
     assert chosen_nodes(after) == ["a"]
 
 
+def test_how_far_it_is_overloaded_is_told_without_an_exponent() -> None:
+    """Before: overloaded by 1.23e+06 requests/s."""
+    asked = intent(latency_p95_s=Seconds(0.01), traffic=traffic(1_234_567.0))
+    plan = only(place(inputs(fleet_of(node("a")), asked)))
+    assert plan.refusal is not None
+    assert plan.refusal.found.startswith("overloaded by 1234567 requests/s")
+
+
 def test_a_residency_rule_is_never_offered_as_what_could_give() -> None:
     known: dict[str, Any] = {"region": RegionFacts("eu-west", "eu")}
     plan = only(place(inputs(fleet_of(node("a")), intent(residency=("us",)), **known)))

@@ -52,6 +52,7 @@ from shoal.types.units import (
     show_bytes,
     show_carbon,
     show_joules,
+    show_number,
     show_quantity,
     show_seconds,
     show_usd_per_hour,
@@ -650,7 +651,7 @@ class Scope:
                 mid = self.latency_s(option, intent, replicas)
                 rate = self.replica_rate(intent, replicas)
                 found = (
-                    f"overloaded by {rate:.3g} requests/s"
+                    f"overloaded by {show_number(rate)} requests/s"
                     if mid == math.inf
                     else f"label `{RTT_LABEL}` of {option.state.name} is no duration"
                 )
