@@ -212,11 +212,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return can_move_view(await self._can_move(key, request.to, actor), self._region.fleet.fleet)
 
     async def _can_move(self, key: WorkloadKey, to: str, actor: str) -> CanMoveResult:
-        region, federation = self._region, self._federation_or_none
-        joined = federation.membership.current if federation is not None else None
-        regions = {member.region for member in joined.directory.members} if joined is not None else set[str]()
-        compute = partial(self._compute_pool.run, actor)
-        return await can_move(region.documents, region.placement, region.origin, regions, key, to, compute)
+        region, compute = self._region, partial(self._compute_pool.run, actor)
+        return await can_move(region.documents, region.placement, region.origin, region.regions, key, to, compute)
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri
@@ -229,7 +226,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload)
         aim = Aim.parse(request.to)
         begun: Migration | QueuedMove
-        if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
+        regions = {*self._region.regions, self._region.config.name}
+        if aim.node not in self._region.fleet.fleet.nodes and aim.node in regions:
             if request.queue:
                 raise refuse(
                     Code.FIELD_INVALID, f"queue with region {aim.node}", "NODE or NODE/DEVICE of this region",

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -10,6 +12,7 @@ from harness.fakes.region import DIGEST, DOCUMENTS, RegionFixture, run_heartbeat
 from shoal.coordinator import codec
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
+from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.can_move import can_move
 from shoal.coordinator.controllers.workloads.migrations import (
     KEPT,
@@ -336,6 +339,90 @@ async def test_can_move_says_why_what_another_region_runs_cannot_go_there(world:
     full = await can_move(documents, placement, None, regions, KEY, home)
     assert full.refusal is not None
     assert full.refusal.code is Code.NODE_CORDONED
+
+
+def silent_federation() -> OriginController:
+    """One whose regions give no bid."""
+
+    async def preview_offers(*_: object) -> None:
+        return None
+
+    return cast(OriginController, SimpleNamespace(may_trade=True, preview_offers=preview_offers))
+
+
+@pytest.mark.parametrize("is_ready", [None, False, True], ids=["not delegated", "not ready there", "delegated"])
+@pytest.mark.parametrize("to", ["home/npu0", "us-west/npu0", "home", "us-west", "us-east", "node"])
+async def test_can_move_refuses_what_migrate_refuses(world: RegionFixture, is_ready: bool | None, to: str) -> None:
+    """Before, it went on to ask for bids where `migrate` did not, and took a device of a region for a place."""
+    _, target = await two_agents(world)
+    workloads, moves, home = world.region.workloads, world.region.moves, world.region.config.name
+    if is_ready is not None:
+        gateways = (GatewayRef("gw", "us-east:1"),)
+        workloads.delegations = {KEY: DelegatedWorkload("g-1", "us-east", gateways, is_ready=is_ready)}
+        workloads.desired = {}
+    text = to.replace("home", home).replace("node", target.name)
+
+    async def refusal_of_migrate() -> Refusal | None:
+        aim = Aim.parse(text)
+        try:
+            if to == "node":
+                await moves.migrate(KEY, aim, "ops")
+            else:
+                moves.cross_region_source(KEY, aim)
+        except ShoalError as error:
+            return error.refusal
+        return None
+
+    async def refusal_of_can_move() -> Refusal | None:
+        regions = (home, "us-east", "us-west")
+        documents, placement = world.region.documents, world.region.placement
+        return (await can_move(documents, placement, silent_federation(), regions, KEY, text)).refusal
+
+    wanted = await refusal_of_can_move()
+    assert wanted == await refusal_of_migrate()
+    is_possible = (to == "node" and is_ready is None) or (to == "home" and is_ready)
+    assert (wanted is None) == bool(is_possible)
+
+
+async def test_where_its_policy_keeps_a_workload_at_home_both_say_so(world: RegionFixture) -> None:
+    """Before, `can-move` said PEER_UNREACHABLE, where the other region gave no bid either."""
+    await two_agents(world)
+    moves, placement, documents = world.region.moves, world.region.placement, world.region.documents
+    intent = world.region.workloads.intent_of(KEY)
+    assert intent is not None
+    found = placement.cross_region_refusal(intent, "us-west")
+    with pytest.raises(ShoalError) as refused:
+        moves.cross_region_source(KEY, Aim("us-west"))
+    assert found == refused.value.refusal
+    assert found is not None
+    assert found.code is Code.TRADE_DENIED
+    result = await can_move(documents, placement, silent_federation(), ("us-west",), KEY, "us-west")
+    assert (result.answer, result.refusal) == (MoveAnswer.NO, found)
+
+
+async def test_a_workload_that_moves_is_not_asked_for_elsewhere(world: RegionFixture) -> None:
+    _, target = await two_agents(world)
+    moves, placement, documents = world.region.moves, world.region.placement, world.region.documents
+    begun = await moves.migrate(KEY, Aim(target.name), "ops")
+    said = (await can_move(documents, placement, silent_federation(), ("us-west",), KEY, "us-west")).refusal
+    with pytest.raises(ShoalError) as refused:
+        moves.cross_region_source(KEY, Aim("us-west"))
+    assert said == refused.value.refusal
+    assert said is not None
+    assert begun.id in said.found
+
+
+async def test_a_model_that_nobody_runs_may_have_any_place_at_home(world: RegionFixture) -> None:
+    """Before, a model that is no workload was said to run here."""
+    source, target = await two_agents(world)
+    documents, placement, home = world.region.documents, world.region.placement, world.region.config.name
+    found = await can_move(documents, placement, None, (), WorkloadKey("default", "ocr"), home)
+    assert (found.answer, found.refusal, found.region) == (MoveAnswer.YES, None, "")
+    assert found.estimate is not None
+    assert {each.node for each in found.estimate.estimates} == {source.name, target.name}
+    device = await can_move(documents, placement, None, (), WorkloadKey("default", "ocr"), f"{home}/cpu0")
+    assert device.refusal is not None
+    assert device.refusal.code is Code.FIELD_INVALID
 
 
 async def test_an_operator_may_ask_again_where_a_move_was_only_late(world: RegionFixture) -> None:

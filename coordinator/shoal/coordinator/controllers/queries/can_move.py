@@ -12,9 +12,8 @@ from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, Indicat
 from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsController, inline
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.core.catalog.model import Catalog
-from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates
-from shoal.coordinator.core.migration.movable import is_delegated, runs_elsewhere, runs_here
-from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
+from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates, check_aim
+from shoal.coordinator.core.migration.movable import region_aim_refusal
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Decline
@@ -43,7 +42,8 @@ class CanMoveResult:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why not, where the answer is no; `shoal migrate` to the same place is refused with it."""
+        """Why not, where the answer is no; `shoal migrate` to the same place is refused with it. Home from another
+        region it begins all the same, and waits for a place."""
         if self.answer is not MoveAnswer.NO:
             return None
         if self.stuck is not None:
@@ -71,50 +71,48 @@ async def can_move(
     to: str,
     compute: Compute = inline,
 ) -> CanMoveResult:
-    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, this region (home again), or one
-    of `regions`. compute: where the computation runs.
+    """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, this region (home again; of a
+    model: any place of it), or one of `regions`. compute: where the computation runs.
 
     Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
     catalog, intent = _subject(documents, key)
     aim = Aim.parse(to)
-    nodes = placement.fleet.nodes
     away = placement.region_of(intent.key)
-    if aim.node not in nodes and aim.node == placement.region:
-        if not away:
-            return CanMoveResult(key, MoveAnswer.NO, stuck=runs_here(key))
-        found = await compute(placement.return_estimator(intent.key))
-        return CanMoveResult(key, found.answer, estimate=found, region=away)
-    if away and aim.node in nodes and not placement.runs_here(intent.key):
-        return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=runs_elsewhere(key, away, placement.region))
-    if away and aim.node not in nodes and aim.node in regions:
-        return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=is_delegated(key, away, placement.region))
-    if aim.node in nodes or aim.node not in regions:
-        if aim.node not in nodes:
-            raise refuse(
-                Code.NODE_UNKNOWN,
-                f"no node {aim.node!r:.80}",
-                "NODE, NODE/DEVICE or REGION",
-                "see `shoal get devices`, `shoal federation regions`",
-            )
+    if aim.node in placement.fleet.nodes or aim.node not in {*regions, placement.region}:
+        check_aim(placement.fleet, aim)
+        if (stuck := placement.elsewhere_refusal(intent.key)) is not None:
+            return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=stuck)
         found = await compute(placement.move_estimator(intent.key, aim, catalog))
         return CanMoveResult(key, found.answer, estimate=found)
+    stuck, is_model_here = region_aim_refusal(aim), intent.key != key and aim.node == placement.region
+    if stuck is None and not is_model_here:
+        stuck = placement.cross_region_refusal(intent, aim.node)
+    # What the other region would bid is told although the workload's own policy keeps it from there.
+    if stuck is not None and stuck.code is not Code.TRADE_DENIED:
+        return CanMoveResult(key, MoveAnswer.NO, region=away, stuck=stuck)
+    if aim.node == placement.region:
+        home = placement.return_estimator(key)
+        found = await compute(placement.move_estimator(intent.key, Aim(), catalog) if is_model_here else home)
+        return CanMoveResult(key, found.answer, estimate=found, region=away)
+    bids = await _bids_of(aim.node, intent, catalog, trades)
+    if stuck is not None:
+        bids = [replace(bid, assessment=replace(bid.assessment, refusal=stuck)) for bid in bids]
+    is_feasible = any(bid.assessment.refusal is None and not isinstance(bid.assessment.answer, Decline) for bid in bids)
+    return CanMoveResult(key, MoveAnswer.YES if is_feasible else MoveAnswer.NO, bids=tuple(bids), stuck=stuck)
+
+
+async def _bids_of(
+    region: str, intent: Intent, catalog: Catalog, trades: OriginController | None
+) -> list[IndicativeBid]:  # fmt: skip
+    """What that region would bid for the workload now; nothing is held. Raises ShoalError(FEDERATION_UNREACHABLE)."""
     if trades is None or not trades.may_trade:
         raise ShoalError(NOT_JOINED)
-    asked = replace(intent, delegation=DelegationRule(DelegationMode.WHEN_INFEASIBLE, to=(aim.node,)))
+    asked = replace(intent, delegation=DelegationRule(DelegationMode.WHEN_INFEASIBLE, to=(region,)))
     indicative = await trades.preview_offers(asked, catalog.profiles, None)
-    bids = (
-        [bid for bid in indicative_bids(indicative) if bid.assessment.answer.region == aim.node]
-        if indicative is not None
-        else []
-    )
-    if not may_delegate(intent.delegation, aim.node):
-        bids = [
-            replace(bid, assessment=replace(bid.assessment, refusal=delegation_refusal(intent.delegation, aim.node)))
-            for bid in bids
-        ]
-    feasible = any(bid.assessment.refusal is None and not isinstance(bid.assessment.answer, Decline) for bid in bids)
-    return CanMoveResult(key, MoveAnswer.YES if feasible else MoveAnswer.NO, bids=tuple(bids))
+    if indicative is None:
+        return []
+    return [bid for bid in indicative_bids(indicative) if bid.assessment.answer.region == region]
 
 
 def _subject(documents: DocumentsController, key: WorkloadKey) -> tuple[Catalog, Intent]:

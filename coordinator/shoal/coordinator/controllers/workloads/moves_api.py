@@ -27,14 +27,11 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.migration.movable import (
     HeldReplica,
     MoveObstacle,
-    is_delegated,
-    list_held,
     movable_replica,
+    region_aim_refusal,
     runs_elsewhere,
-    runs_here,
 )
 from shoal.coordinator.core.negotiation.offer_selection import request_hash
-from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
@@ -132,24 +129,14 @@ class MovesController:
 
         Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT).
         """
-        region = aim.node
-        if aim.device or replica:
-            raise refuse(
-                Code.FIELD_INVALID, f"{f'replica {replica}' if replica else f'device {aim.device}'} with a region",
-                "a region alone: it has all of a workload, where it likes",
-            )  # fmt: skip
-        self._intent_of(key)
-        away = self._workloads.delegations.get(key)
-        under_way = [each.id for each in self._workloads.migrations.live if each.workload == key]
-        if under_way:
-            raise refuse(Code.CONFLICT, f"{key} moves already: {under_way[0]}", "one that does not", "wait for its end")
+        refusal = region_aim_refusal(aim, replica)
+        if refusal is not None:
+            raise ShoalError(refusal)
+        refusal = self._placement.cross_region_refusal(self._intent_of(key), aim.node)
+        if refusal is not None:
+            raise ShoalError(refusal)
         if self._is_local(aim):
-            if away is None or not away.is_ready:
-                raise ShoalError(runs_here(key))
-            return remote_place(away)
-        if away is not None:
-            raise ShoalError(is_delegated(key, away.region, self._workloads.region))
-        self._check_may_leave(key, region)
+            return remote_place(self._workloads.delegations[key])
         node, one = self._movable_replica(key, Aim(), "")
         return place_of(self._fleet.fleet, node, one)
 
@@ -237,20 +224,10 @@ class MovesController:
             )
         return intent
 
-    def _check_may_leave(self, key: WorkloadKey, region: str) -> None:
-        intent = self._intent_of(key)
-        if intent.session:
-            raise refuse(
-                Code.CONFLICT, f"{key} keeps state for its sessions", "a workload without",
-                "sessions move between nodes of a region only",
-            )  # fmt: skip
-        if not may_delegate(intent.delegation, region):
-            raise ShoalError(delegation_refusal(intent.delegation, region))
-
     def movable_replica(self, key: WorkloadKey, aim: Aim, replica: str) -> HeldReplica | MoveObstacle:
         """The replica that a request would move now, or why there is none."""
-        held = list_held({node: each.assignments for node, each in self._workloads.desired.items()})
-        found = movable_replica(key, aim, replica, held, self._workloads.migrations.live, self._fleet.fleet)
+        held, live = self._placement.list_held(), self._workloads.migrations.live
+        found = movable_replica(key, aim, replica, held, live, self._fleet.fleet)
         away = self._workloads.delegations.get(key)
         if away is not None and isinstance(found, MoveObstacle) and found.refusal.code is Code.NOT_FOUND:
             return replace(found, refusal=runs_elsewhere(key, away.region, self._workloads.region))

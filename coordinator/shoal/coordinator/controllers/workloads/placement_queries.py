@@ -13,15 +13,25 @@ from shoal.coordinator.core.migration.effects import clearable
 from shoal.coordinator.core.migration.estimate import MoveEstimates, estimate_move
 from shoal.coordinator.core.migration.hopeless import hopeless_refusal, passing_refusal
 from shoal.coordinator.core.migration.model import Cause, Migration, MoveProposal, place_of
-from shoal.coordinator.core.migration.movable import MoveObstacle
+from shoal.coordinator.core.migration.movable import (
+    HeldReplica,
+    MoveObstacle,
+    held_replicas,
+    is_delegated,
+    keeps_sessions,
+    list_held,
+    runs_elsewhere,
+    runs_here,
+)
 from shoal.coordinator.core.migration.reasons_to_stay import reasons_to_stay
+from shoal.coordinator.core.negotiation.trust import delegation_refusal, may_delegate
 from shoal.coordinator.core.placement.model import Aim, Inputs, PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import DesiredContent
 from shoal.coordinator.ports import Clock
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.workload import DelegationMode, WorkloadKey
+from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +85,33 @@ class PlacementQueries:
         away = self._workloads.delegations.get(key)
         return away.region if away is not None and away.is_ready else ""
 
-    def runs_here(self, key: WorkloadKey) -> bool:
-        """Whether a node of this region has a replica of it that is to stay."""
-        sets = self._workloads.desired.values()
-        return any(one.workload == key and not one.draining for each in sets for one in each.assignments)
+    def elsewhere_refusal(self, key: WorkloadKey) -> Refusal | None:
+        """Why it cannot move to a node of this region: another region has it, and no replica is here. None: it may."""
+        away = self._workloads.delegations.get(key)
+        if away is None or held_replicas(key, "", self.list_held()):
+            return None
+        return runs_elsewhere(key, away.region, self.region)
+
+    def list_held(self) -> list[HeldReplica]:
+        """Every assignment of the region with its node, by node."""
+        return list_held({node: each.assignments for node, each in self._workloads.desired.items()})
+
+    def cross_region_refusal(self, intent: Intent, region: str) -> Refusal | None:
+        """Why the workload cannot move to that region, or back to this one, by the state that it is in, whatever the
+        other region offers. `shoal can-move` returns this, and `shoal migrate` is refused by it."""
+        key, away = intent.key, self._workloads.delegations.get(intent.key)
+        under_way = [each.id for each in self._workloads.migrations.live if each.workload == key]
+        if under_way:
+            return Refusal(
+                Code.CONFLICT, f"{key} moves already: {under_way[0]}", "one that does not", "wait for its end"
+            )
+        if region == self.region:
+            return runs_here(key) if away is None or not away.is_ready else None
+        if away is not None:
+            return is_delegated(key, away.region, self.region)
+        if intent.session:
+            return keeps_sessions(key)
+        return None if may_delegate(intent.delegation, region) else delegation_refusal(intent.delegation, region)
 
     def hopeless_refusal(self, key: WorkloadKey, aim: Aim, replica: str) -> Refusal | None:
         """Why that replica can never move there by waiting; None: it may."""

@@ -38,6 +38,14 @@ def is_there(each: HeldReplica, aim: Aim) -> bool:
     return bool(aim.node) and aim.allows(node, one.device, one.model)
 
 
+def region_aim_refusal(aim: Aim, replica: str = "") -> Refusal | None:
+    """Why a move to the region that `aim` names as its node cannot be asked for like this; None: it can."""
+    if not (aim.device or replica):
+        return None
+    found = f"{f'replica {replica}' if replica else f'device {aim.device}'} with a region"
+    return Refusal(Code.FIELD_INVALID, found, "a region alone: it has all of a workload, where it likes")
+
+
 def runs_here(key: WorkloadKey) -> Refusal:
     """Why it cannot come home."""
     return Refusal(Code.CONFLICT, f"{key} runs at home", "one that another region runs")
@@ -51,6 +59,12 @@ def runs_elsewhere(key: WorkloadKey, region: str, local: str) -> Refusal:
 def is_delegated(key: WorkloadKey, region: str, local: str) -> Refusal:
     """Why it cannot go to a further region."""
     return Refusal(Code.CONFLICT, f"{region} has {key} already", "one that home runs", _way_back(local))
+
+
+def keeps_sessions(key: WorkloadKey) -> Refusal:
+    """Why it cannot go to another region."""
+    remedy = "sessions move between nodes of a region only"
+    return Refusal(Code.CONFLICT, f"{key} keeps state for its sessions", "a workload without", remedy)
 
 
 def _way_back(local: str) -> str:
