@@ -27,6 +27,12 @@ def dns_of(region: str, role: Role, name: str) -> str:
     return f"{name}.{role}.{region}.shoal"
 
 
+def ca_common_name_of(region: str) -> str:
+    """Common name of each CA of a region or a federation. TLS finds a CA by its name, so no other party may send one of
+    this name."""
+    return f"Shoal region {region}"
+
+
 def common_name_of(role: Role, name: str) -> str:
     """Common name for MQTT brokers, which cannot read a URI name: for a node, its name. Empty: the role must not
     connect there."""

@@ -6,6 +6,7 @@ so that a node that was away can still be recognised; its key is deleted.
 """
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from shoal.types.identity import check_name
 from shoal.types.units import Seconds, Wall
 from shoal.wire.certificates import ca_fingerprint
 from shoal.wire.enrol import key_pem, new_key
-from shoal.wire.identity import BACKDATED_S
+from shoal.wire.identity import BACKDATED_S, ca_common_name_of
 from shoal.wire.trust import has_known_issuer
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
@@ -118,36 +119,50 @@ class Roots:
     def reload(self) -> Self:
         """The CAs as another process of the same folder left them. Blocking. Raises as `open`."""
         state = _State.read(self.folder / _STATE)
-        if (state.issuing, state.trusted, state.since) == (self.issuing_name, self.trusted_names, self.since):
+        if self._is_current(state):
             return self
         return self.open(self.folder, self.region, wall=Wall(state.since), may_create=False)
 
     def begin(self, wall: Wall) -> Self:
-        """Adds a successor that is trusted but does not issue yet. Blocking."""
+        """Adds a successor that is trusted but does not issue yet. Blocking. Raises ShoalError(CONFLICT) where another
+        process changes the CAs."""
         old = self.issuing
         key = new_key()
-        name = str(max(_number(root.name) for root in self.all_roots) + 1)
+        name = _make_folder(self.folder)
         certificate = _sign_certificate(self.region, key.public_key(), key, wall)
         root = Root(name, certificate, key, _cross_sign(self.region, key.public_key(), old, wall))
         _write(self.folder / name, root)
-        return replace(self, all_roots=(*self.all_roots, root))._save(old.name, (old.name, name), wall)
+        try:
+            return replace(self, all_roots=(*self.all_roots, root))._save(old.name, (old.name, name), wall)
+        except ShoalError:
+            shutil.rmtree(self.folder / name)
+            raise
 
     def promote(self, wall: Wall) -> Self:
-        """Makes the successor the issuing CA. Blocking."""
+        """Makes the successor the issuing CA. Blocking. Raises as `begin`."""
         return self._save(self.trusted_names[-1], self.trusted_names, wall)
 
     def retire(self, wall: Wall) -> Self:
-        """Trusts only the successor and deletes the old key. Blocking."""
+        """Trusts only the successor and deletes the old key. Blocking. Raises as `begin`."""
         after = self._save(self.issuing_name, (self.issuing_name,), wall)
         _forget(self.folder, (name for name in self.trusted_names if name != self.issuing_name))
         known = (root if root.name in after.trusted_names else replace(root, key=None) for root in self.all_roots)
         return replace(after, all_roots=tuple(known))
 
     def _save(self, issuing: str, trusted: tuple[str, ...], wall: Wall) -> Self:
-        """Time moves on with each stage, whatever the clock says: members of a federation take the newest roots."""
+        """Time moves on with each stage, whatever the clock says: members of a federation take the newest roots.
+
+        Another process of the same folder may have begun a change while this one was paused or its disk was slow: what
+        it wrote stays.
+        """
+        if not self._is_current(_State.read(self.folder / _STATE)):
+            raise _overtaken()
         wall = Wall(max(wall, self.since + _MIN_STEP_S))
         write_private(self.folder / _STATE, json.dumps(asdict(_State(issuing, trusted, wall))).encode())
         return replace(self, issuing_name=issuing, trusted_names=trusted, since=wall)
+
+    def _is_current(self, state: "_State") -> bool:
+        return (state.issuing, state.trusted, state.since) == (self.issuing_name, self.trusted_names, self.since)
 
     def _find(self, name: str) -> Root:
         return next(root for root in self.all_roots if root.name == name)
@@ -209,6 +224,18 @@ def _forget(folder: Path, retired: Iterable[str]) -> None:
     """Deletes the keys of retired CAs; at `open` this also completes an interrupted retirement."""
     for name in retired:
         (_folder_of(folder, name) / "key.pem").unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> str:
+    """Makes a folder for the next CA, for this process alone; returns its name. The folder of one that was cut off
+    stays, since its writer may only be slow. Raises ShoalError(CONFLICT)."""
+    newest = max((_number(each.name) for each in folder.iterdir() if each.is_dir()), default=0)
+    name = str(max(newest, _number(FIRST)) + 1)
+    try:
+        (folder / name).mkdir(mode=0o700)
+    except FileExistsError as cause:
+        raise _overtaken() from cause
+    return name
 
 
 def _write(folder: Path, root: Root) -> None:
@@ -279,7 +306,12 @@ def _cross_sign(region: str, key: ec.EllipticCurvePublicKey, by: Root, wall: Wal
 
 
 def _ca_name(region: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Shoal region {region}")])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_common_name_of(region))])
+
+
+def _overtaken() -> ShoalError:
+    found = "another process that changes the CA"
+    return refuse(Code.CONFLICT, found, "one change at a time", "look at it: shoal ca status")
 
 
 def _corrupt(found: str, remedy: str) -> ShoalError:

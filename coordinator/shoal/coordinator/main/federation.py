@@ -20,6 +20,7 @@ from shoal.coordinator.controllers.identity.revocation import RevocationKind, Re
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import RegionConfig
+from shoal.coordinator.elections import while_elected
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import NAME, ServerIdentity
 from shoal.coordinator.main.backups import BackupSchedule, backup_readings, backups_of, schedule_of
@@ -191,18 +192,27 @@ async def _open_authority(
 ) -> FileAuthority:
     """If several replicas start for the first time, exactly one makes the CA. Raises ShoalError(REGION_MISMATCH |
     ..)."""
-    name = config.region.encode()
-    if (known := await store.read(NAME_KEY)) is None:
+    if await store.read(NAME_KEY) is not None:
+        return await _load_authority(config, store, clock)
+    try:
         await election.campaign()
-        known = await store.read(NAME_KEY)
-    if known is not None and known.value != name:
+        async with while_elected(election):
+            return await _load_authority(config, store, clock)
+    finally:
+        await election.resign()
+
+
+async def _load_authority(config: CoordinatorConfig, store: OpenStore, clock: Clock) -> FileAuthority:
+    """Makes the CA where the store names no owner. Raises ShoalError(REGION_MISMATCH | STATE_CORRUPT | STORE_*)."""
+    name, known = config.region, await store.read(NAME_KEY)
+    if known is not None and known.value != name.encode():
         found = f"the store of federation {known.value.decode()}"
-        raise refuse(Code.REGION_MISMATCH, found, f"one of {config.region}", "start it with its own --region")
-    folder = config.shared_dir / "ca"
-    authority = FileAuthority.open(folder, config.region, wall=clock.wall(), may_create=known is None)
+        raise refuse(Code.REGION_MISMATCH, found, f"one of {name}", "start it with its own --region")
+    folder, wall = config.shared_dir / "ca", clock.wall()
+    # In a thread, because the election must be kept while a slow disk writes.
+    authority = await asyncio.to_thread(FileAuthority.open, folder, name, wall=wall, may_create=known is None)
     if known is None:
-        await store.commit(Transaction({NAME_KEY: name}))
-    await election.resign()
+        await store.commit(Transaction({NAME_KEY: name.encode()}))
     return authority
 
 

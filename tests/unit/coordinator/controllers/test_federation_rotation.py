@@ -1,17 +1,22 @@
 """A federation's own CA is followed by another: who is waited for, at which stage, by which replica."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+import shutil
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from harness.builders.federation_members import advertisement, member
 from harness.fakes.region import CountingIds, SteppedClock
+from harness.wait import until
 from shoal.coordinator.api.federation import FederationService
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.controllers.federation import rotation as module
 from shoal.coordinator.controllers.federation.rotation import SHARED_STAGE_S, FederationRotation
 from shoal.coordinator.controllers.federation.service import FederationController
@@ -19,12 +24,15 @@ from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, Enrolme
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.region.region import NoMeter
+from shoal.coordinator.identity import roots
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import VerifiedMessage
 from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import uri_of
+from shoal.types.units import Seconds
 from shoal.wire.enrol import new_key, request_pem
 
 ROLES = {role: LIFETIME_S[role] for role in (Role.OPERATOR, Role.VIEWER)}
@@ -34,28 +42,64 @@ def uri(region: str) -> str:
     return uri_of(region, Role.COORDINATOR, "coordinator")
 
 
-@dataclass
-class SharedElection:
-    """ports.Election of several replicas: one holds it at a time."""
+CLOCK = CoordinatorClock()
+LOOK_S = Seconds(0.02)
+LEASE_LOOKS = 10
+"""How often a candidate looks before the lease ends of a holder that does not renew it. Counted in looks and not in
+seconds: a test machine that stands still ends no lease."""
 
-    lock: asyncio.Lock
+
+@dataclass
+class Seat:
+    """What the store of several replicas knows of their election."""
+
+    holder: object | None = None
+    looks_left: int = 0
+
+    def is_taken_by(self, who: object) -> bool:
+        if self.holder in (None, who):
+            self.holder, self.looks_left = who, LEASE_LOOKS
+        else:
+            self.age()
+        return self.holder is who
+
+    def age(self) -> None:
+        self.looks_left -= 1
+        if self.looks_left <= 0:
+            self.holder = None
+
+
+@dataclass(eq=False)
+class SharedElection:
+    """ports.Election of several replicas: one holds it at a time, as long as it renews its lease."""
+
+    seat: Seat
     is_shared: bool = True
-    is_held: bool = False
+    # False: it is cut off from the store, and renews nothing.
+    renews: bool = True
+
+    @property
+    def is_held(self) -> bool:
+        return self.seat.holder is self
 
     async def campaign(self) -> None:
-        await self.lock.acquire()
-        self.is_held = True
+        while not self.seat.is_taken_by(self):
+            await CLOCK.sleep(LOOK_S)
 
     async def wait_lost(self) -> None:
-        await asyncio.Event().wait()
+        while self.is_held:
+            if self.renews:
+                self.seat.is_taken_by(self)
+            else:
+                self.seat.age()
+            await CLOCK.sleep(LOOK_S)
 
     async def leader(self) -> bytes | None:
         return None
 
     async def resign(self) -> None:
         if self.is_held:
-            self.is_held = False
-            self.lock.release()
+            self.seat.holder = None
 
 
 @dataclass
@@ -83,7 +127,7 @@ class World:
     store: SqliteStore
     clock: SteppedClock
     folder: Path
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seat: Seat = field(default_factory=Seat)
     sequence: int = 0
 
     async def replica(self, *, is_shared: bool = False) -> Replica:
@@ -95,7 +139,7 @@ class World:
         await controller.start()
         authority = FileAuthority.open(self.folder / "ca", "fed", wall=self.clock.wall(), may_create=True)
         context = ControllerContext("fed", self.store, events, self.clock, CountingIds(), meter)
-        election, stages = SharedElection(self.lock, is_shared), list[str]()
+        election, stages = SharedElection(self.seat, is_shared), list[str]()
         rotation = FederationRotation(
             context,
             authority,
@@ -222,14 +266,93 @@ async def test_f42_replicas_follow_the_stage_that_one_of_them_reaches(world: Wor
 async def test_a_replica_that_cannot_be_elected_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await world.replica(is_shared=True)
     monkeypatch.setattr(module, "ELECTION_S", 0.05)
-    await world.lock.acquire()
+    other = SharedElection(world.seat)
+    await other.campaign()
     with pytest.raises(ShoalError) as error:
         await replica.rotation.rotate("", "ann")
     assert error.value.code is Code.CONFLICT
-    world.lock.release()
+    await other.resign()
     assert replica.authority.stage == "idle"
     await replica.rotation.rotate("", "ann")
     assert replica.authority.stage == "trust"
+
+
+@contextmanager
+def slow_disk() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The first CA's certificate to be written waits until the second event; the first one tells that it waits."""
+    waits, may_go_on = threading.Event(), threading.Event()
+
+    def write(path: Path, content: bytes) -> None:
+        if path.name == "cert.pem" and not waits.is_set():
+            waits.set()
+            may_go_on.wait(30.0)
+        write_private(path, content)
+
+    with mock.patch.object(roots, "write_private", write):
+        try:
+            yield waits, may_go_on
+        finally:
+            may_go_on.set()
+
+
+async def test_f42_a_replica_whose_disk_is_slow_is_the_only_one_until_it_has_written(world: World) -> None:
+    first, second = await world.replica(is_shared=True), await world.replica(is_shared=True)
+    with slow_disk() as (waits, may_go_on):
+        one = asyncio.create_task(first.rotation.rotate("", "ann"))
+        await until(waits.is_set, 10, "the first one to write")
+        two = asyncio.create_task(second.rotation.rotate("", "bob"))
+        await asyncio.wait([two], timeout=LOOK_S * LEASE_LOOKS * 4)
+        assert not two.done(), "it waits for the election"
+        may_go_on.set()
+        await one
+        with pytest.raises(ShoalError) as error:
+            await two
+    assert error.value.code is Code.CONFLICT
+    assert second.authority.fingerprints == first.authority.fingerprints
+    assert (await world.replica(is_shared=True)).authority.stage == "trust", "after a restart"
+
+
+async def test_f42_of_two_replicas_that_change_the_ca_at_once_one_does_and_its_files_stay_whole(world: World) -> None:
+    """The first one loses the election while its disk is slow. Nothing can stop what it has begun to write."""
+    first, second = await world.replica(is_shared=True), await world.replica(is_shared=True)
+    with slow_disk() as (waits, may_go_on):
+        one = asyncio.create_task(first.rotation.rotate("", "ann"))
+        await until(waits.is_set, 10, "the first one to write")
+        first.election.renews = False
+        with pytest.raises(ShoalError) as error:
+            await asyncio.wait_for(one, 10.0)
+        assert error.value.code is Code.CONFLICT
+        await second.rotation.rotate("", "bob")
+        may_go_on.set()
+    folder = world.folder / "ca"
+    await until(lambda: [each.name for each in folder.glob("*/")] == ["3"], 10, "the first one to take back its CA")
+    await first.authority.reload()
+    assert first.authority.fingerprints == second.authority.fingerprints
+    again = await world.replica(is_shared=True)
+    assert (again.authority.stage, again.authority.fingerprints) == ("trust", second.authority.fingerprints)
+    await again.rotation.rotate("issue", "ann")
+    await again.rotation.rotate("retire", "ann")
+    assert (await world.replica()).authority.stage == "idle"
+
+
+async def test_f42_a_ca_restored_from_a_copy_made_while_it_was_followed_ends_its_rotation(world: World) -> None:
+    replica = await world.replica()
+    await replica.controller.admit(member("eu"))
+    await world.advertise(replica, "eu", replica.authority.fingerprint)
+    await replica.rotation.rotate("", "ann")
+    await replica.rotation.rotate("issue", "ann")
+    folder, copy = world.folder / "ca", world.folder / "copy"
+    shutil.copytree(folder, copy)
+    await replica.rotation.rotate("retire", "ann")
+    await world.advertise(replica, "eu", replica.authority.fingerprint)
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    restored = await world.replica()
+    assert restored.authority.stage == "issue"
+    await world.advertise(restored, "eu", restored.authority.fingerprint)
+    assert await restored.laggards() == {}, "it trusts the one that issues, and no older word"
+    await restored.tick()
+    assert restored.authority.stage == "idle"
 
 
 async def test_a_region_is_sent_the_roots_only_if_it_says_that_it_trusts_others(world: World) -> None:

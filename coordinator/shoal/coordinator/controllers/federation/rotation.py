@@ -23,6 +23,7 @@ from shoal.coordinator.controllers.identity.rotation import (
     valid_people,
 )
 from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.elections import while_elected
 from shoal.coordinator.ports import Election, SharedAuthority, StaleRevision
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -107,19 +108,21 @@ class FederationRotation:
         live = tuple(self._advertisements())
         people = await valid_people(self._context.store, self._roles, self._context.clock.wall())
         found = []
-        if authority.stage != "idle":
+        if authority.stage == "trust":
             found += [_laggard(each) for each in live if not trusts_all(authority, each.trusted_roots)]
-        if authority.stage == "issue":
+        elif authority.stage == "issue":
+            found += [_laggard(each) for each in live if authority.fingerprint not in each.trusted_roots]
             found += people_laggards(people, authority)
         return Participants(len(live) + len(people), tuple(found))
 
     @asynccontextmanager
     async def _as_only_replica(self) -> AsyncIterator[None]:
-        """Raises ShoalError(CONFLICT | STATE_CORRUPT)."""
+        """Ends the change where another replica could begin one. Raises ShoalError(CONFLICT | STATE_CORRUPT)."""
         try:
             await self._campaign()
-            await self._authority.reload()
-            yield
+            async with while_elected(self._election):
+                await self._authority.reload()
+                yield
         finally:
             await self._election.resign()
 
