@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from shoal.agent.clock import SystemClock
 from shoal.types.device import Role
 from shoal.types.identity import uri_of
-from shoal.wire.identity import common_name_of, dns_of
+from shoal.wire.identity import ca_common_name_of, common_name_of, dns_of
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -47,7 +47,7 @@ class Authority:
         self._clock = SystemClock()
         self._since = self._clock.now()
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{region} authority")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_common_name_of(region))])
         certificate = (
             self._builder(self._name, self._key.public_key(), 0.0, 86400.0)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

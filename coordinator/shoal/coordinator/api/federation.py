@@ -8,6 +8,7 @@ import structlog
 from shoal.coordinator.api.enrol import answer_or_abort
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
+from shoal.coordinator.core.federation.rules import check_member
 from shoal.coordinator.ports import Clock, RotatingAuthority, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
@@ -63,7 +64,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     async def Update(self, request: federation_pb2.Said, context: Any) -> federation_pb2.UpdateReply:
         heard = self._verify(request, Member, context)
-        check_authorities(heard.content.roots)
+        _check_member(heard.content, heard.signer)
         return federation_pb2.UpdateReply(directory=_to_wire(await self._controller.update(heard)))
 
     async def Leave(self, request: federation_pb2.LeaveRequest, context: Any) -> federation_pb2.LeaveReply:
@@ -123,7 +124,7 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
     async def _join(self, request: federation_pb2.JoinRequest, peer: str) -> Directory:
         roots = tuple(request.roots)
         member = Member(check_name(request.region, "region"), request.address, roots, request.residency)
-        check_authorities(roots)
+        _check_member(member, member.region)
         proof, wall = request.proof, self._clock.wall()
         signed_envelope.check(proof, signed_envelope.JOIN, to=self._name, roots_of=lambda region: roots, wall=wall)
         if (proof.by, proof.content) != (member.region, request.token.encode()):
@@ -141,6 +142,13 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
             if error.code is not Code.TOKEN_USED or self._controller.roots_of(member.region) != roots:
                 raise
             return self._controller.directory()
+
+
+def _check_member(member: Member, region: str) -> None:
+    """region: who says this about itself. Raises ShoalError(FIELD_INVALID)."""
+    if (refusal := check_member(member)) is not None:
+        raise ShoalError(refusal)
+    check_authorities(member.roots, region)
 
 
 def _to_wire(noun: Directory | FederationRoots | None) -> Any:

@@ -48,6 +48,7 @@ from shoal.types.identity import Identity
 from shoal.types.metric import MetricReadings
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
 from shoal.wire.identity import dns_of
+from shoal.wire.trust import bundle_of_authorities
 
 NAME_KEY: Final = "name"
 """Key of the record that names the store's owner."""
@@ -145,7 +146,7 @@ async def serve_store(
         name, controller, enrolment, revocations, rotation, events, audit, backups, process
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
-    others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))
+    others = identity.credentials(client_certificates=True, others=lambda: bundle_of_authorities(controller.roots))
     listen(api, process.link, others, "--link")
     strangers = server_for_strangers()
     joining = JoiningService(name, controller, enrolment, clock, link_addresses, authority)

@@ -26,7 +26,7 @@ from shoal.types.address import HostPort
 from shoal.types.offer import Member
 from shoal.v1 import federation_pb2_grpc
 from shoal.wire.signed_envelope import RegionSigner
-from shoal.wire.trust import authority_fingerprints
+from shoal.wire.trust import authority_fingerprints, bundle_of_authorities
 
 log: Final = structlog.get_logger("shoal.coordinator.trading")
 
@@ -153,8 +153,9 @@ class FederationPeering:
         joined = self.membership.current
         if joined is None:
             return ""
-        members = (root for member in joined.directory.members for root in member.roots)
-        return "".join(dict.fromkeys((*joined.roots, *members)))
+        own = ((joined.federation, root) for root in joined.roots)
+        members = ((member.region, root) for member in joined.directory.members for root in member.roots)
+        return bundle_of_authorities((*own, *members))
 
     def _own_member(self) -> Member:
         address = str(HostPort(self._advertise, self._listen_address.port))

@@ -95,9 +95,9 @@ class GrpcFederation:
         )
         reply = await asyncio.to_thread(_join_any, address.split(","), claim, request)
         roots, directory = tuple(reply.roots), nouns.from_wire(Directory, reply.directory)
-        if (refusal := check_roots(FederationRoots(roots, Wall(reply.roots_since)))) is not None:
+        if (refusal := check_roots(FederationRoots(roots, Wall(reply.roots_since)), self._clock.wall())) is not None:
             raise ShoalError(refusal)
-        check_authorities(roots)
+        check_authorities(roots, claim.region)
         return JoinedFederation(claim.region, reply.address, roots, directory, Wall(reply.roots_since))
 
     def _roots_of(self, region: str) -> tuple[str, ...]:

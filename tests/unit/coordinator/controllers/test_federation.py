@@ -203,7 +203,7 @@ async def test_a_region_that_turns_its_ca_tells_it(world: World) -> None:
     federation = await join_regions(world, "eu", "us")
     told = await federation.update(signed_message("eu", member("eu", roots=("CA of eu", "next CA"))))
     assert told.members[0].roots == ("CA of eu", "next CA")
-    assert (await world.replica()).roots == ("CA of eu", "next CA", "CA of us")
+    assert (await world.replica()).roots == (("eu", "CA of eu"), ("eu", "next CA"), ("us", "CA of us"))
 
 
 async def test_candidates_are_asked_at_once_with_what_the_origin_signed(world: World) -> None:

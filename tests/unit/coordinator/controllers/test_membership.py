@@ -32,7 +32,8 @@ def set_event() -> asyncio.Event:
     return event
 
 
-def fingerprints_of(pems: tuple[str, ...]) -> tuple[str, ...]:
+def fingerprints_of(pems: tuple[str, ...], federation: str = "fed") -> tuple[str, ...]:
+    assert federation == "fed"
     if not all(pem.startswith("CA ") for pem in pems):
         raise refuse(Code.FIELD_INVALID, "no CA")
     return tuple(hashlib.sha256(pem.encode()).hexdigest() for pem in pems)
@@ -51,6 +52,8 @@ class Federation:
     roots: FederationRoots | None = None
     # Not set: what is told is heard, and no answer comes yet.
     answers: asyncio.Event = field(default_factory=set_event)
+    # What it answers an advertisement once `answers` is set.
+    late_refusal: Code | None = None
 
     def _answer(self) -> None:
         if self.refusal is not None:
@@ -76,6 +79,8 @@ class Federation:
         self.told.append(told)
         directory = self.directory if told.directory != self.directory.version else None
         await self.answers.wait()
+        if self.late_refusal is not None:
+            raise refuse(self.late_refusal)
         return AdvertiseAnswer(directory, self.roots)
 
     async def measure(self, region: str) -> Seconds:
@@ -280,6 +285,10 @@ async def test_f42_it_trusts_the_cas_that_its_federation_names_and_says_so_next_
     world.federation.roots = bundle("CA of fed", "CA next")
     await again.step()
     assert again.current.roots == ("CA next",), "another replica has yet to read the newest stage"
+    assert again.refusal is not None, "or it would never be seen that its ca/ was restored from an older copy"
+    world.federation.roots = bundle("CA next", since=9.0)
+    await again.step()
+    assert again.refusal is None
     events = await EventLog(world.store, world.clock, kept=100, audit_kept=100).events_after(0, 100)
     assert [each.code for each in events].count("FEDERATION_CA_CHANGED") == 2
 
@@ -324,6 +333,37 @@ async def test_a21_what_a_federation_that_it_left_answers_late_is_no_word_of_the
     assert membership.current is not None
     assert membership.current.roots == ("CA of fed",)
     assert membership.current.directory.version == 9
+    assert (membership.last_answer_at, membership.refusal) == (None, None)
+
+
+@pytest.mark.parametrize("refusal", [None, Code.FEDERATION_UNREACHABLE])
+async def test_a21_what_a_federation_answers_after_it_was_left_is_not_shown_of_the_next_one(
+    world: World, refusal: Code | None
+) -> None:
+    membership = await world.start_joined()
+    world.federation.answers.clear()
+    late = asyncio.create_task(membership.step())
+    await until(lambda: world.federation.told, 5, "the first federation to be asked")
+    await membership.leave("operator")
+    world.federation.late_refusal = refusal
+    world.federation.answers.set()
+    await late
+    assert (membership.last_answer_at, membership.refusal) == (None, None)
+    await membership.join("other:7444", "token", "operator")
+    assert (membership.last_answer_at, membership.refusal) == (None, None)
+
+
+async def test_a21_roots_of_the_far_future_do_not_outlast_those_that_follow(world: World) -> None:
+    membership = await world.start_joined()
+    world.federation.roots = bundle("CA of a thief", since=1e300)
+    await membership.step()
+    assert membership.refusal is not None
+    assert membership.current is not None
+    assert membership.current.roots == ("CA of fed",)
+    world.federation.roots = bundle("CA next", since=world.clock.wall())
+    await membership.step()
+    assert membership.current.roots == ("CA next",)
+    assert membership.refusal is None
 
 
 async def test_what_an_older_version_stored_and_what_it_reads_of_this_one(world: World) -> None:

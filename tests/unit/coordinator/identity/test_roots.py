@@ -20,6 +20,7 @@ from shoal.host.private_files import write_private
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
+from shoal.wire.trust import authority_fingerprints, bundle_of_authorities
 
 WALL = Wall(1_800_000_000.0)
 NEXT = {"idle": "begin", "trust": "promote", "issue": "retire"}
@@ -92,6 +93,38 @@ def test_a_start_that_was_cut_off_makes_the_first_ca_anew(tmp_path: Path) -> Non
         open_roots(tmp_path)
     assert (tmp_path / "key.pem").exists()
     is_sound(open_roots(tmp_path))
+
+
+@pytest.mark.parametrize("step", ["begin", "promote", "retire"])
+def test_a_process_that_does_not_know_of_anothers_change_changes_nothing(tmp_path: Path, step: str) -> None:
+    """It was paused, or the election of replicas was lost while a slow disk wrote."""
+    stale = open_roots(tmp_path)
+    for each in ("begin", "promote", "retire"):
+        if each == step:
+            break
+        stale = getattr(stale, each)(WALL)
+    newest = getattr(open_roots(tmp_path), step)(WALL)
+    with pytest.raises(ShoalError) as error:
+        getattr(stale, step)(WALL)
+    assert error.value.code is Code.CONFLICT
+    found = open_roots(tmp_path)
+    is_sound(found)
+    assert (found.stage, found.trusted_names, found.since) == (newest.stage, newest.trusted_names, newest.since)
+    assert [each.fingerprint for each in found.all_roots] == [each.fingerprint for each in newest.all_roots]
+    assert stale.reload().stage == newest.stage
+
+
+def test_each_ca_and_those_of_a_rotation_are_what_other_regions_take(tmp_path: Path) -> None:
+    authority = FileAuthority(open_roots(tmp_path))
+    for step in ("begin", "promote", "retire", "begin"):
+        authority._roots = getattr(authority._roots, step)(WALL)
+        assert authority_fingerprints(authority.roots, "eu") == authority.fingerprints
+        cross = [each.cross_pem.decode() for each in authority._roots.all_roots if each.cross_pem]
+        assert len(authority_fingerprints(cross, "eu")) == len(cross) > 0
+        joined = bundle_of_authorities(("eu", pem) for pem in (*authority.roots, *cross))
+        assert joined == "".join((*authority.roots, *cross))
+        with pytest.raises(ShoalError):
+            authority_fingerprints(authority.roots, "us")
 
 
 def test_a_key_that_retirement_left_behind_is_gone_at_the_next_start(tmp_path: Path) -> None:

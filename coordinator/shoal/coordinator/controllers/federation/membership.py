@@ -13,7 +13,7 @@ from typing import Final
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.core.federation.trusted_roots import check_roots, newer_roots
+from shoal.coordinator.core.federation.trusted_roots import check_roots, newer_roots, outdated_roots
 from shoal.coordinator.ports import (
     FederationLink,
     FederationRegistry,
@@ -65,7 +65,8 @@ class LedgerHeads:
 
 class FederationMembership:
     """Joins, leaves and keeps the region's directory entry fresh. own: this region's current entry. capacity: what is
-    free now. fingerprints_of: of CAs (PEM); raises ShoalError(FIELD_INVALID) for something else. heads: of the ledgers.
+    free now. fingerprints_of: of CAs (PEM) of a federation by its name; raises ShoalError(FIELD_INVALID) for something
+    else. heads: of the ledgers.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class FederationMembership:
         peers: PeerRegions,
         own: Callable[[], Member],
         capacity: Callable[[], tuple[CapacityClass, ...]],
-        fingerprints_of: Callable[[tuple[str, ...]], tuple[str, ...]],
+        fingerprints_of: Callable[[tuple[str, ...], str], tuple[str, ...]],
         heads: Callable[[], LedgerHeads] = LedgerHeads,
     ) -> None:
         self._store = context.store
@@ -186,10 +187,14 @@ class FederationMembership:
         before = self._stored
         try:
             answer = await self._link.advertise(self._advertisement())
+            if self._still_in(before) is None:
+                return
             refusal = await self._adopt_roots(answer.roots, before) if answer.roots is not None else None
             directory = answer.directory
             if directory is None and not self.is_listed:
                 directory = await self._registry.update(self._own())
+            if self._still_in(before) is None:
+                return
             self.last_answer_at, self.refusal = self._clock.wall(), refusal
             if directory is not None:
                 await self._adopt_directory(directory, before)
@@ -199,7 +204,8 @@ class FederationMembership:
             self._meter.count(metrics.STEPS_FAILED)
         except ShoalError as error:
             self._meter.count(metrics.ADVERTISEMENTS_FAILED, code=error.code)
-            self.refusal = error.refusal
+            if self._still_in(before) is not None:
+                self.refusal = error.refusal
 
     async def measure(self) -> None:
         """Measures one round trip to each region that is due, and to a new region at once."""
@@ -224,7 +230,7 @@ class FederationMembership:
     def _advertisement(self) -> Advertisement:
         """Its sequence number is the time, so that it also grows after a store was restored."""
         self._sequence = max(self._sequence + 1, int(self._clock.wall() * 1000))
-        own, heads = self._own(), self._heads()
+        own, heads, joined = self._own(), self._heads(), self._require_membership()
         return Advertisement(
             own.region,
             self._sequence,
@@ -234,8 +240,8 @@ class FederationMembership:
             dict(self.rtt),
             heads.own,
             dict(heads.others or {}),
-            self._require_membership().directory.version,
-            self._fingerprints_of(self._require_membership().roots),
+            joined.directory.version,
+            self._fingerprints_of(joined.roots, joined.federation),
         )
 
     @property
@@ -255,20 +261,20 @@ class FederationMembership:
     async def _adopt_roots(self, told: FederationRoots, before: StoredMembership | None) -> Refusal | None:
         """Trusts the CAs that the federation names, which a CA that was trusted so far vouches for. Returns why they
         are refused; the ones before then stay."""
-        try:
-            if (refusal := check_roots(told)) is not None:
-                return refusal
-            fingerprints = self._fingerprints_of(told.pems)
-        except ShoalError as error:
-            return error.refusal
+        if (refusal := check_roots(told, self._clock.wall())) is not None:
+            return refusal
         async with self._changing:
             if (stored := self._still_in(before)) is None:
                 return None
             joined = stored.joined
+            try:
+                fingerprints = self._fingerprints_of(told.pems, joined.federation)
+            except ShoalError as error:
+                return error.refusal
             held = FederationRoots(joined.roots, joined.roots_since)
             adopted = newer_roots(held, told)
             if adopted == held:
-                return None
+                return outdated_roots(held, told)
             joined = replace(joined, roots=adopted.pems, roots_since=adopted.since)
             message = "trusts " + ", ".join(each[:16] for each in fingerprints)
             event = LogEvent("FEDERATION_CA_CHANGED", joined.federation, message)

@@ -140,9 +140,9 @@ class FederationController:
         return member.roots if member is not None else ()
 
     @property
-    def roots(self) -> tuple[str, ...]:
-        """CA certificates (PEM) of all members, for TLS handshakes at the federation's port."""
-        return tuple(root for _, member in sorted(self._state.members.items()) for root in member.roots)
+    def roots(self) -> tuple[tuple[str, str], ...]:
+        """(region, CA certificate in PEM) of all members, for TLS handshakes at the federation's port."""
+        return tuple((region, root) for region, member in sorted(self._state.members.items()) for root in member.roots)
 
     async def admit(self, member: Member, *, by: str = "", extra: Transaction = NO_EXTRA) -> Directory:
         """Admits a region that redeemed a token. extra: committed in the same transaction.

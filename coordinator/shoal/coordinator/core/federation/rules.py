@@ -25,6 +25,8 @@ ADVERTISEMENT_LEASE_LEAST_S: Final = 1.0
 ADVERTISEMENT_LEASE_MOST_S: Final = 300.0
 ROOTS_MOST: Final = 4
 """CAs of one region, or of the federation: two during a rotation."""
+ROOT_BYTES_MOST: Final = 4096
+"""Of one CA's certificate in PEM. Those that a region or a federation makes have about 700."""
 MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
 
@@ -56,6 +58,8 @@ def check_member(member: Member) -> Refusal | None:
         return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
     if not 0 < len(member.roots) <= ROOTS_MOST:
         return _invalid(f"{len(member.roots)} CAs", f"1 to {ROOTS_MOST}")
+    if (largest := max(map(len, member.roots))) > ROOT_BYTES_MOST:
+        return _invalid(f"a CA of {largest} bytes", f"at most {ROOT_BYTES_MOST}")
     if not _is_residency(member.residency):
         return _invalid(f"residency {member.residency!r:.80}", NAME_RULE)
     return None

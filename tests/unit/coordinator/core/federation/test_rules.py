@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from harness.builders.federation_members import advertisement, capacity, member
 from harness.builders.negotiation import solicitation
-from shoal.coordinator.core.federation.rules import check_advertisement, check_member, check_solicitation
+from shoal.coordinator.core.federation.rules import (
+    ROOT_BYTES_MOST,
+    check_advertisement,
+    check_member,
+    check_solicitation,
+)
 from shoal.types.codes import Code
 
 ABSURD: dict[str, Any] = {
@@ -112,6 +117,8 @@ def test_members_that_can_be_dialled_and_known() -> None:
     for address in ("eu.example.org:7447", "10.0.0.1:7447", "[::1]:7447"):
         assert check_member(member(address=address)) is None
     assert check_member(member(roots=())) is not None
+    assert check_member(member(roots=("C" * ROOT_BYTES_MOST,))) is None
+    assert check_member(member(roots=("C", "C" * (ROOT_BYTES_MOST + 1)))) is not None
     assert check_member(member(residency="Two Words")) is not None
 
 
