@@ -6,14 +6,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
+from harness.builders.federation_members import advertisement
 from harness.cluster.coordinator import CoordinatorServer, operator
 from harness.ports import free_ports
 from harness.servers.etcd import Etcd
 from harness.wait import wait_until
+from shoal.coordinator.clock import CoordinatorClock
+from shoal.coordinator.core.federation.rules import ADVERTISEMENT_LEASE_MOST_S
+from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.device import Role
-from shoal.v1 import operator_pb2, operator_pb2_grpc
+from shoal.types.units import Seconds
+from shoal.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
+from shoal.wire.identity import dns_of
+from shoal.wire.limits import LINK_BYTES, channel_options
+from shoal.wire.signed_envelope import RegionSigner
 
 NAME = "fed"
+
+
+def advertise_in_place_of(region: FileAuthority, federation: FileAuthority, link: str) -> None:
+    """As the coordinator of `region` would, whose process was stopped: its federation waits for it then, for longer
+    than anything takes on a busy machine."""
+    wall = CoordinatorClock().wall()
+    own = region.enrol_self(Role.COORDINATOR, "coordinator", lifetime_s=Seconds(600.0), wall=wall)
+    said = advertisement(
+        region.region, int(wall * 1000), classes=(), lease_s=Seconds(ADVERTISEMENT_LEASE_MOST_S),
+        trusted_roots=federation.fingerprints,
+    )  # fmt: skip
+    message = RegionSigner(region.region, own.certificate_pem, own.key_pem).sign(said, federation.region)
+    credentials = grpc.ssl_channel_credentials(federation.ca_pem, own.key_pem, own.certificate_pem)
+    options = channel_options(LINK_BYTES, server_name=dns_of(federation.region, Role.FEDERATION, "federation"))
+    with grpc.secure_channel(link, credentials, options) as opened:
+        federation_pb2_grpc.FederationStub(opened).Advertise(message, timeout=10.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,22 @@ from harness.cluster.delegation import (
     wait_all_acquainted,
     wait_delegated,
 )
+from harness.cluster.federation import advertise_in_place_of
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack
 from harness.report import record
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import RegionClient
+from shoal.coordinator.clock import CoordinatorClock
+from shoal.coordinator.identity.authority import FileAuthority
 from shoal.devstack.control import CONTEXT
+from shoal.devstack.layout import FEDERATION, ca_folder
 from shoal.types.codes import Code, ShoalError
 
 pytestmark = pytest.mark.alone
 
 SERVICE = "federation-1"
+SERVERS = ("coordinator", FEDERATION)
 
 
 def codes(stack: DevStack, after: int, name: str) -> list[str]:
@@ -110,6 +115,13 @@ def test_f42_a_ca_that_follows_waits_for_the_federation(neighbourhood: DevStack)
     delete_delegated(stack, "followed")
 
 
+def authority_of(stack: DevStack, region: str) -> FileAuthority:
+    """The CA of a region, or of the federation."""
+    replicas = [each for each in stack.info.stack.members if each.region == region and each.role in SERVERS]
+    folder = ca_folder(stack.info.folder, replicas) / "ca"
+    return FileAuthority.open(folder, region, wall=CoordinatorClock().wall(), may_create=False)
+
+
 def wait_trusts(stack: DevStack, region: str, fingerprint: str, after: int) -> None:
     """Wait until the region wrote, after this event, that it trusts this CA of its federation and no other."""
 
@@ -143,6 +155,8 @@ def test_f42_the_federations_ca_is_followed_by_another_under_load(neighbourhood:
         load.wait_for(20)
         began = clock.now()
         stack.kill(far)
+        link = stack.info.stack.federation[0].addresses["link"]
+        advertise_in_place_of(authority_of(stack, FAR), authority_of(stack, FEDERATION), link)
         begun = stack.shoal("ca", "rotate", "--wait", "0s", "--context", context)
         assert begun.returncode == 0, begun.stderr
         assert "waits for" in begun.stdout

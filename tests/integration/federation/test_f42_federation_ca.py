@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from harness.cluster.coordinator import CoordinatorServer
-from harness.cluster.federation import NAME, FederationProcesses, federation_of
+from harness.cluster.federation import NAME, FederationProcesses, advertise_in_place_of, federation_of
 from harness.report import record
 from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
@@ -107,6 +107,7 @@ def test_f42_a_rotation_of_the_federations_ca_goes_on_over_restarts_at_each_stag
     redeem(federation.enrol, token, "ann")
 
     alpha.end()
+    advertise_in_place_of(alpha.authority(), federation.authority(), federation.link)
     rotate(regions, "")
     wait_until(lambda: laggards(regions) == [ALPHA], WAIT_S, "beta to trust both and alpha to be waited for")
     restart(federation)

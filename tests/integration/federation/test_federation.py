@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from harness.cluster.federation import NAME, FederationProcesses, federation_of
 from harness.report import record
 from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
+from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.agreement import Delivered, Release, ReportContent
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -114,7 +116,7 @@ def test_a_federation_has_a_log_of_its_own_and_of_no_node(regions: FederationPro
     )
 
 
-def test_a_token_is_for_one_region_and_once(regions: FederationProcesses) -> None:
+def test_a_token_is_for_one_region_and_once(regions: FederationProcesses, tmp_path: Path) -> None:
     token = regions.token("beta")
     stub = regions.operator("alpha")
     join = operator_pb2.JoinFederationRequest(address=regions.federation.enrol, token=token)
@@ -127,8 +129,15 @@ def test_a_token_is_for_one_region_and_once(regions: FederationProcesses) -> Non
     named = regions.token("nobody")
     assert refusal_code(join_as, regions, "beta", named) is Code.TOKEN_INVALID
     taken = regions.token()
-    assert refusal_code(join_as, regions, "beta", taken, roots_of="mallory") is Code.CERT_UNTRUSTED
-    assert refusal_code(join_as, regions, "mallory", taken, name="beta") is Code.REGION_MISMATCH
+    assert refusal_code(join_as, regions, "beta", taken, roots=same_name("beta", tmp_path)) is Code.CERT_UNTRUSTED
+    assert refusal_code(join_as, regions, "beta", taken, proves=named) is Code.REGION_MISMATCH
+    mallory, unended = (
+        regions.regions["mallory"].authority().roots,
+        (regions.regions["beta"].authority().roots[0][:-1],),
+    )
+    assert refusal_code(join_as, regions, "beta", taken, roots=mallory) is Code.FIELD_INVALID
+    assert refusal_code(join_as, regions, "beta", taken, roots=unended) is Code.FIELD_INVALID
+    assert refusal_code(join_as, regions, "mallory", taken, name="beta") is Code.FIELD_INVALID
 
 
 def join_as(
@@ -137,10 +146,11 @@ def join_as(
     token: str,
     *,
     name: str = "",
-    roots_of: str = "",
+    roots: tuple[str, ...] = (),
+    proves: str = "",
     timeout: float = CALL_S,
 ) -> federation_pb2.JoinReply:
-    """As the coordinator of `region` would."""
+    """As the coordinator of `region` would. roots: instead of its own. proves: the token that its proof is over."""
     process = regions.regions[region]
     view = regions.federation_view(region)
     assert view is not None
@@ -149,8 +159,8 @@ def join_as(
         token=token,
         region=name or region,
         address=own.address,
-        roots=[regions.regions[roots_of or region].certificate(Role.VIEWER, "any").ca_pem.decode()],
-        proof=signer(process).sign_bytes(signed_envelope.JOIN, token.encode(), NAME),
+        roots=roots or process.authority().roots,
+        proof=signer(process).sign_bytes(signed_envelope.JOIN, (proves or token).encode(), NAME),
     )
     ca = regions.federation.certificate(Role.VIEWER, "any").ca_pem
     options = channel_options(ENROL_BYTES, server_name=dns_of(NAME, Role.FEDERATION, "federation"))
@@ -236,6 +246,32 @@ def test_a21_what_is_said_in_another_regions_name(regions: FederationProcesses) 
     assert view is not None
     assert next(one.address for one in view.members if one.region == "alpha") != "mallory:1"
     record("A21", "P", names)
+
+
+def same_name(region: str, folder: Path) -> tuple[str, ...]:
+    """CAs of the region's name, with keys of somebody else."""
+    return FileAuthority.open(folder / region, region, wall=CoordinatorClock().wall(), may_create=True).roots
+
+
+def test_a21_no_member_says_a_ca_that_shuts_another_one_out(regions: FederationProcesses, tmp_path: Path) -> None:
+    mallory = regions.regions["mallory"]
+    view = regions.federation_view("mallory")
+    assert view is not None
+    address = next(one.address for one in view.members if one.region == "mallory")
+    stub, own = service(regions, coordinator_of(mallory)), mallory.authority().roots
+    hostile = {
+        "without its end": (own[0].rstrip("\n"),),
+        "of another region's name": (*own, *same_name("alpha", tmp_path)),
+        "of the federation's name": (*own, *same_name(NAME, tmp_path)),
+        "of another region": (*own, *regions.regions["alpha"].authority().roots),
+    }
+    for name, roots in hostile.items():
+        told = signer(mallory).sign(member("mallory", address=address, roots=roots), NAME)
+        assert refusal_code(stub.Update, told) is Code.FIELD_INVALID, name
+    alpha = regions.regions["alpha"]
+    message = signer(alpha).sign(advertisement("alpha", future(), lease_s=2.0), NAME)
+    service(regions, coordinator_of(alpha)).Advertise(message, timeout=CALL_S)
+    record("A21", "P", len(hostile), what="CAs that a member says")
 
 
 def test_a24_advertisements_that_cannot_be(regions: FederationProcesses) -> None:
@@ -335,6 +371,25 @@ def test_a03_every_role_of_every_region_calls_every_method(regions: FederationPr
                     elif foreign:
                         assert operators is Code.REGION_MISMATCH, f"{role} of {caller.region}"
     record("A03", "P", asked, listener="federation and peers")
+
+
+def test_a03_a_federations_ca_is_rotated_by_its_operators_and_read_by_its_viewers(regions: FederationProcesses) -> None:
+    may = {"RotateAuthority": {Role.OPERATOR}, "GetAuthority": {Role.OPERATOR, Role.VIEWER}}
+    asked = 0
+    for caller in (regions.regions["alpha"], regions.federation):
+        for role in (role for role in Role if role is not Role.BROKER):
+            with dial(regions.federation.link, caller.certificate(role, "somebody"), regions.federation) as opened:
+                for method, allowed in may.items():
+                    code = answer(opened, f"/shoal.v1.Operator/{method}")
+                    if caller is not regions.federation:
+                        assert code is Code.REGION_MISMATCH, f"{role} of {caller.region} {method}: {code}"
+                    else:
+                        assert (code is not Code.ROLE_DENIED) is (role in allowed), f"{role} {method}: {code}"
+                        assert code is not Code.REGION_MISMATCH
+                    asked += 1
+    found = regions.operator().GetAuthority(operator_pb2.GetAuthorityRequest(), timeout=CALL_S)
+    assert found.stage == "idle", "nobody's message was one"
+    record("A03", "P", asked, listener="federation, its CA")
 
 
 def answer(opened: grpc.Channel, method: str) -> Code:
