@@ -268,9 +268,9 @@ def test_a21_no_member_says_a_ca_that_shuts_another_one_out(regions: FederationP
     for name, roots in hostile.items():
         told = signer(mallory).sign(member("mallory", address=address, roots=roots), NAME)
         assert refusal_code(stub.Update, told) is Code.FIELD_INVALID, name
-    alpha = regions.regions["alpha"]
-    message = signer(alpha).sign(advertisement("alpha", future(), lease_s=2.0), NAME)
-    service(regions, coordinator_of(alpha)).Advertise(message, timeout=CALL_S)
+    for each in regions.regions.values():
+        with dial(regions.federation.link, coordinator_of(each), regions.federation) as opened:
+            assert answer(opened, "/shoal.v1.Federation/Report") is not Code.COORDINATOR_UNREACHABLE, each.region
     record("A21", "P", len(hostile), what="CAs that a member says")
 
 
