@@ -83,7 +83,7 @@ again after a coordinator's start, and as a model is pushed again. Since 2 `run_
 since 3 `inner_packed_bytes` and `folded_bytes` are known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelProfile:
     """What the graph of one model says, by the model's digest."""
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.graph.kernels import intensity_of
 from shoal.coordinator.core.negotiation.trust import may_trade, trade_refusal
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import (
@@ -27,7 +28,7 @@ from shoal.coordinator.core.placement.score.term import ObjectiveTerm
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
-from shoal.types.profile import ModelProfile
+from shoal.types.profile import KERNEL_KINDS, RUN_BATCHES, ModelProfile
 from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
 from shoal.types.workload import Intent, ModelRef, PartitionRule, TradeRule, Traffic, WorkloadKey
 
@@ -39,6 +40,10 @@ BATCH_MOST: Final = 65_536
 MODELS_MOST: Final = 16
 LARGE: Final = 1e18
 """Above any real FLOPs of one inference, bytes, or requests a second."""
+COSTS_MOST: Final = 1024
+"""Operator types of one model. ONNX defines some 200, and a model may name others."""
+KERNELS_MOST: Final = len(KERNEL_KINDS) * (2 * abs(intensity_of(1.0, LARGE)) + 1)
+"""A profile has one entry for each kind and intensity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +255,9 @@ def _decline(asked: Solicitation, inputs: Inputs, refusal: Refusal) -> BidAnswer
 
 def _implausible_figures(asked: Solicitation) -> Refusal | None:
     """Refuses figures that cannot be meant: a negative size would create room where there is none."""
+    absurd = Refusal(Code.MESSAGE_INVALID, "a solicitation with absurd figures", "figures that can be meant")
+    if len(asked.models) > MODELS_MOST or any(map(_is_longer_than_ours, asked.models)):
+        return absurd
     require = asked.require
     amounts = [
         *(figure for profile in asked.models for figure in _figures(profile)),
@@ -261,13 +269,21 @@ def _implausible_figures(asked: Solicitation) -> Refusal | None:
     sound = (
         1 <= require.replicas <= REPLICAS_MOST
         and 1 <= asked.max_batch <= BATCH_MOST
-        and 1 <= len(asked.models) <= MODELS_MOST
+        and asked.models
         and asked.round >= 1
         and all(0 <= amount <= LARGE for amount in amounts)
     )
-    if sound:
-        return None
-    return Refusal(Code.MESSAGE_INVALID, "a solicitation with absurd figures", "figures that can be meant")
+    return None if sound else absurd
+
+
+def _is_longer_than_ours(profile: ModelProfile) -> bool:
+    """Whether it lists more than any profile that a region computes: each further entry costs whoever predicts by
+    it."""
+    return (
+        len(profile.costs) > COSTS_MOST
+        or len(profile.kernels) > KERNELS_MOST
+        or len(profile.batch_run_bytes) > len(RUN_BATCHES)
+    )
 
 
 def _figures(profile: ModelProfile) -> Iterable[float]:
@@ -277,3 +293,5 @@ def _figures(profile: ModelProfile) -> Iterable[float]:
     yield from profile.batch_run_bytes
     for cost in profile.costs:
         yield from (cost.nodes, cost.flops, cost.bytes)
+    for kernel in profile.kernels:
+        yield from (kernel.launches, kernel.flops, kernel.bytes, kernel.weight_bytes)

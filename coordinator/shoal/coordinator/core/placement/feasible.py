@@ -26,10 +26,9 @@ from shoal.coordinator.core.placement.signatures import missing_signature, signa
 from shoal.coordinator.core.prediction.demand import (
     CONV,
     ModelDemand,
-    at_shapes,
     demand_of,
     open_axis,
-    prepared_profile,
+    served_profile,
     works_on_blocks,
 )
 from shoal.coordinator.core.prediction.load_law import LoadEstimate, load_needs
@@ -171,7 +170,6 @@ class Scope:
         self.inputs = inputs
         self._standing = standing or {}
         self._demands = dict[tuple[str, int, _Shapes, bool], ModelDemand]()
-        self._profiles = dict[tuple[str, _Shapes], ModelProfile]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
@@ -235,11 +233,8 @@ class Scope:
 
     def profile(self, model: ModelRef, intent: Intent) -> ModelProfile:
         """The model's profile at the shapes that the workload serves, as it runs."""
-        key = model.variant, tuple(intent.shapes.items())
-        if key not in self._profiles:
-            pushed = at_shapes(self.inputs.profiles[model.digest], intent.shapes)
-            self._profiles[key] = prepared_profile(pushed, model.precision) if model.prepared else pushed
-        return self._profiles[key]
+        pushed = self.inputs.profiles[model.digest]
+        return served_profile(pushed, intent.shapes, model.precision if model.prepared else "")
 
     def _expression_variables(self, option: Option) -> dict[str, object]:
         """The variables of a CEL expression about a candidate."""

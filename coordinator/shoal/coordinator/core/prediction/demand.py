@@ -12,6 +12,9 @@ from shoal.types.device import Device
 from shoal.types.profile import RUN_BATCHES, ModelProfile, OperatorCost
 from shoal.types.units import Bytes
 
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Shapes by input, as a key of what is remembered."""
+
 
 class OperatorClass(StrEnum):
     """The measured rate that limits an operator."""
@@ -168,6 +171,24 @@ _demands = OfProfiles(_demand_of)
 
 def _kind(name: str) -> OperatorClass:
     return _BY_NAME.get(name, OperatorClass.ELEMENTWISE)
+
+
+def served_profile(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]], precision: str = "") -> ModelProfile:
+    """The profile at the shapes that a workload serves, as it runs; the same object each time. precision: that a node
+    makes of the pushed model; empty: it runs as it was pushed."""
+    if not shapes and not precision:
+        return profile
+    return _served(profile, (tuple(shapes.items()), precision))
+
+
+def _serve(profile: ModelProfile, asked: tuple[_Shapes, str]) -> ModelProfile:
+    """Never the profile itself."""
+    shapes, precision = asked
+    found = at_shapes(profile, dict(shapes))
+    return prepared_profile(found, precision) if precision else found
+
+
+_served = OfProfiles(_serve)
 
 
 def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> ModelProfile:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan, ReplicaTarget, Triple, WorkloadPlan
-from shoal.coordinator.core.prediction.demand import at_shapes, prepared_profile, work_of
+from shoal.coordinator.core.prediction.demand import served_profile, work_of
 from shoal.coordinator.core.workloads.failures import load_refusals
 from shoal.coordinator.core.workloads.model import (
     AssignmentStage,
@@ -168,7 +168,8 @@ class _Step:
         self.issued += 1
         named = (str(target.workload), target.node, target.device, target.model, target.precision, str(self.issued))
         name = "a-" + hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
-        served = at_shapes(self.profiles[target.model], target.shapes)
+        made_in = target.precision if target.preparation is not None else ""
+        served = served_profile(self.profiles[target.model], target.shapes, made_in)
         assignment = Assignment(
             id=name,
             workload=target.workload,
@@ -182,7 +183,7 @@ class _Step:
             shared_worker=target.shared_worker,
             memory_bytes=target.memory_bytes,
             partition=target.partition,
-            work=work_of(prepared_profile(served, target.precision) if target.preparation is not None else served),
+            work=work_of(served),
             signed=target.signed,
             standby=target.standby,
             staged=target.staged,

@@ -9,7 +9,7 @@ from immutables import Map
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
-from shoal.coordinator.core.prediction.demand import at_shapes, demand_of, prepared_profile, works_on_blocks
+from shoal.coordinator.core.prediction.demand import demand_of, served_profile, works_on_blocks
 from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, residual_of, with_service
 from shoal.coordinator.core.workloads.model import RegionState
@@ -161,9 +161,8 @@ def _residual(
     profile = world.profiles.get(observed.model)
     if device is None or receipt is None or profile is None or observed.measured is None:
         return None
-    profile = at_shapes(profile, intent.shapes if intent is not None else {})
-    if one.preparation is not None:
-        profile = prepared_profile(profile, one.precision)
+    shapes = intent.shapes if intent is not None else {}
+    profile = served_profile(profile, shapes, one.precision if one.preparation is not None else "")
     precision = one.precision or profile.precision
     is_blocked = works_on_blocks(device, state.node.arch, precision)
     demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)

@@ -12,14 +12,16 @@ from harness.builders.coordinator_core import DIGEST, GIB, MIB, device, fleet_of
 from harness.builders.negotiation import HERE, ORIGIN, bid, demand, region, solicitation
 from shoal.coordinator.core.federation.rules import check_advertisement
 from shoal.coordinator.core.fleet.commitments import total_bytes
+from shoal.coordinator.core.graph.kernels import intensity_of
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
-from shoal.coordinator.core.negotiation.bid import BidAnswer, guest_intent
+from shoal.coordinator.core.negotiation.bid import COSTS_MOST, KERNELS_MOST, BidAnswer, guest_intent
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code
 from shoal.types.offer import Advertisement, Decline, Offer
+from shoal.types.profile import KERNEL_KINDS, RUN_BATCHES, KernelCost, OperatorCost
 from shoal.types.units import Bytes, PerSecond, Seconds, UsdPerHour
 from shoal.types.workload import Intent, Limits, Spread, TradeRule, Traffic, WorkloadKey
 
@@ -163,10 +165,30 @@ def test_a_decline_tells_why_and_names_nothing_of_the_region(changes: dict[str, 
         {"max_batch": 0},
         {"round": 0},
         {"way_s": {HERE: -5.0}},
+        {"models": (replace(profile(DIGEST), kernels=(KernelCost("matmul", 1.0, -1.0, 1.0, 0.0),)),)},
+        {
+            "models": (
+                replace(profile(DIGEST), kernels=(KernelCost("matmul", 1.0, 1.0, 1.0, 0.0),) * (KERNELS_MOST + 1)),
+            )
+        },
+        {"models": (replace(profile(DIGEST), costs=(OperatorCost("Relu", 1, 1.0, 1.0),) * (COSTS_MOST + 1)),)},
+        {"models": (replace(profile(DIGEST), batch_run_bytes=(Bytes(1),) * (len(RUN_BATCHES) + 1)),)},
     ],
 )
 def test_absurd_figures_are_declined(changes: dict[str, Any]) -> None:
     assert decline_code(bid(solicitation(**changes), region("a"))) is Code.MESSAGE_INVALID
+
+
+def test_as_many_kernels_as_a_region_can_count_are_no_absurd_figures() -> None:
+    kernels = tuple(
+        KernelCost(kind, 1.0, 4.0 ** max(step, 0), 4.0 ** max(-step, 0), 0.0)
+        for kind in KERNEL_KINDS
+        for step in range(-29, 30)
+    )
+    assert len({(each.kind, intensity_of(each.flops, each.bytes)) for each in kernels}) == len(kernels)
+    assert 0.9 * KERNELS_MOST < len(kernels) <= KERNELS_MOST
+    answered = bid(solicitation(models=(replace(profile(DIGEST), kernels=kernels),)), region("a"))
+    assert not isinstance(answered.answer, Decline) or answered.answer.refusal.code is not Code.MESSAGE_INVALID
 
 
 def test_a_known_model_counts_as_it_was_inspected_here() -> None:
