@@ -21,6 +21,7 @@ from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, Provenance, StoredDocument
 from shoal.coordinator.core.catalog.publishers import SignatureCheck
+from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.model import Cause
 from shoal.coordinator.core.migration.reference import with_reference
@@ -221,7 +222,7 @@ def device_views(
         view = operator_pb2.DeviceView(
             node=state.name,
             device=to_wire(device),
-            committed_bytes=sum(each.memory_bytes for each in here),
+            committed_bytes=sum(memory_of(each, state.observed.get(each.id)) for each in here),
             liveness=state.liveness,
             cost_usd_per_h=costs.get(Slot(state.name, device.name), float("nan")),
             assignments=[each.id for each in here],

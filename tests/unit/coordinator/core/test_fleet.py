@@ -1,6 +1,7 @@
 """The fleet view: messages merged, replays without effect, silence judged by an observer that doubts itself."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from shoal.coordinator.core.fleet.commitments import (
     MemoryCommitment,
     admissible_bytes,
     commitments,
+    least_committed_bytes,
     memory_of,
 )
 from shoal.coordinator.core.fleet.liveness import deferred_nodes, update_liveness
@@ -529,3 +531,26 @@ def test_a_provider_counts_once_in_a_worker_that_several_models_share() -> None:
     assert [held_mib(told, each) for each in (None, alone, joined)] == [860, 860, 60]
     assert held_mib(told, replace(joined, memory_bytes=Bytes(90 * MIB))) == 90, "it took more than was committed"
     assert held_mib(asked, joined) == 860, "of an older coordinator's nobody knows the part"
+    asleep = observation(told, Phase.READY, measured=joined, code=Code.SCALED_TO_ZERO)
+    assert memory_of(told, asleep) // MIB == 860, "it may be the first of its next worker"
+
+
+def test_what_is_committed_at_least_has_a_provider_once_for_a_worker() -> None:
+    told = [
+        replace(
+            assignment(f"a-{n}"), shared_worker=True, memory_bytes=Bytes(860 * MIB), provider_bytes=Bytes(800 * MIB)
+        )
+        for n in range(3)
+    ]
+    alone, joined = warm(memory=850 * MIB), replace(warm(memory=50 * MIB), joined=True)
+
+    def least_mib(assignments: Iterable[Assignment], *measured: Measured) -> int:
+        seen = {one.id: observation(one, Phase.READY, measured=each) for one, each in zip(told, measured, strict=False)}
+        return least_committed_bytes(assignments, seen) // MIB
+
+    assert least_mib(told) == 980, "those that load anew may join one worker"
+    assert least_mib(told, alone, joined, joined) == 980
+    assert least_mib(told, joined, joined) == 980, "the worker is there although its first model left"
+    assert least_mib(told, alone, alone, joined) == 1780, "they have two workers"
+    assert least_mib([replace(one, provider_bytes=Bytes(0)) for one in told], alone, joined) == 3 * 860
+    assert least_mib([*told, replace(told[0], id="b-1", device="gpu1")]) == 980 + 860

@@ -148,6 +148,24 @@ def behind(snapshot: RegionSnapshot) -> RegionSnapshot:
     return replace(snapshot, versions={name: Version("h", 1, 8)}, written_at={name: snapshot.now}, now=late)
 
 
+def test_models_that_share_a_worker_are_not_oversold_while_their_provider_fits_once(well: RegionSnapshot) -> None:
+    name, first_one = first(well)
+    total = well.fleet.nodes[name].node.devices[0].memory_bytes
+
+    def violations(provider: float) -> set[str]:
+        """Of three that each take 40 % of the device, this share of it for their provider."""
+        one = replace(first_one, shared_worker=True, memory_bytes=Bytes(int(0.4 * total)))
+        one = replace(one, provider_bytes=Bytes(int(provider * total)))
+        loads = tuple(replace(one, id=f"s-{n}") for n in range(3))
+        found = check(with_content(well, name, replace(well.desired[name], assignments=loads)))
+        return {each.message for each in found if each.invariant == "I2"}
+
+    assert violations(0.11) == set(), "0.29 three times, and the provider"
+    (message,) = violations(0.0)
+    assert "bytes committed" in message
+    assert violations(0.09)
+
+
 @pytest.mark.parametrize(
     ("plant", "invariant"),
     [

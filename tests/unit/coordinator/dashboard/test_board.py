@@ -5,10 +5,13 @@ import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.builders.agent_values import assignment
+from harness.builders.coordinator_core import MIB, device, fleet_of, node, observation, warm
 from harness.fakes.region import FakeAgent, RegionFixture, two_agents
 from harness.wait import until
 from shoal.coordinator.api import views
@@ -27,6 +30,8 @@ from shoal.coordinator.api.dashboard.rows import (
 from shoal.coordinator.api.pace import Pace
 from shoal.coordinator.core import timeline
 from shoal.coordinator.core.placement.model import Aim
+from shoal.types.assignment import DesiredSet, Measured, Phase, Version
+from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import WorkloadKey
 
 
@@ -75,6 +80,23 @@ async def test_rows_are_what_the_command_line_shows(viewer: Viewer) -> None:
     assert list(found["places"].values()) == [as_json(place_row(placement_row(placed)))]
     assert found["node_states"].keys() == found["nodes"].keys()
     assert found["region"] == {"eu": {"name": "eu"}}
+
+
+def test_a_device_shows_as_committed_what_placement_counts() -> None:
+    """Two models share a worker, whose provider takes 800 MiB once."""
+    sizes = {"memory_bytes": Bytes(860 * MIB), "provider_bytes": Bytes(800 * MIB)}
+    both = tuple(assignment(f"a-{n}", shared_worker=True, **sizes) for n in range(2))
+    joined = replace(warm(memory=50 * MIB), joined=True)
+    state = fleet_of(node("a", device("cpu0"))).nodes["a"]
+    desired = DesiredSet("a", Version("h", 1, 1), both, (), (), (), Seconds(1.0))
+
+    def committed_mib(*measured: Measured) -> int:
+        seen = {one.id: observation(one, Phase.READY, measured=each) for one, each in zip(both, measured, strict=False)}
+        (view,) = views.device_views(replace(state, observed=seen), desired, {})
+        return view.committed_bytes // MIB
+
+    assert committed_mib() == 2 * 860
+    assert committed_mib(warm(memory=850 * MIB), joined) == 860 + 60
 
 
 async def test_a_move_that_waits_is_a_row_and_begins_in_it(viewer: Viewer) -> None:

@@ -2,7 +2,7 @@
 leaves less."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import Fleet, NodeState
@@ -71,12 +71,28 @@ def is_loaded(observed: Observed | None) -> bool:
 
 def memory_of(assignment: Assignment, observed: Observed | None) -> Bytes:
     """Memory of a replica: as committed, or as measured where that is more. One that joined another's worker is without
-    what its provider takes there once: the other has that, or, if it is gone, the reading of free memory."""
+    what its provider takes there once: the other has that, or, if it is gone, the reading of free memory. Once it is
+    unloaded it counts whole: it may be the first of its next worker."""
     measured = observed.measured if observed is not None else None
     if measured is None:
         return assignment.memory_bytes
-    joined = assignment.provider_bytes if measured.joined else 0
+    joined = assignment.provider_bytes if measured.joined and is_loaded(observed) else 0
     return Bytes(max(assignment.memory_bytes - joined, measured.memory_bytes))
+
+
+def least_committed_bytes(assignments: Iterable[Assignment], observed: Mapping[str, Observed]) -> Bytes:
+    """What these are committed at least, all on devices in one memory. Of a tenant's models that share workers on a
+    device the provider's part counts for those that are known to have a worker's first one, and once if none is: one
+    that is loaded anew may join a worker, and what it was placed with may have been that of another."""
+    total = 0
+    providers = dict[tuple[str, str], tuple[int, int]]()
+    for each in assignments:
+        total += each.memory_bytes - each.provider_bytes
+        seen, worker = observed.get(each.id), (each.workload.tenant, each.device)
+        is_first = is_loaded(seen) and seen is not None and seen.measured is not None and not seen.measured.joined
+        first, most = providers.get(worker, (0, 0))
+        providers[worker] = first + (each.provider_bytes if is_first else 0), max(most, each.provider_bytes)
+    return Bytes(total + sum(max(both) for both in providers.values()))
 
 
 def total_bytes(device: Device, node: NodeState) -> Bytes:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shoal.coordinator.core.fleet.commitments import least_committed_bytes
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.model import AssignmentStage, DesiredContent, ReconcilerMemory, WorkloadWait
@@ -131,7 +132,7 @@ def _check_not_oversold(snapshot: RegionSnapshot) -> Iterator[Violation]:
             assert state is not None
             names = state.same_memory(device)
             loads = [each for each in content.assignments if each.device in names and not _is_bytes_only(each)]
-            committed = sum(each.memory_bytes for each in loads)
+            committed = least_committed_bytes(loads, state.observed)
             held = [each for each in snapshot.reserved if each.slot.node == name and each.slot.device in names]
             kept = sum(each.memory_bytes for each in held)
             total = device.memory_bytes
