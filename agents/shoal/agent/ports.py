@@ -1,6 +1,6 @@
 """Ports of the agent: what the supervisor needs from outside. It knows these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -409,6 +409,10 @@ class WorkerPool(Protocol):
 
     def worker_bytes(self) -> Bytes:
         """Memory of this node that the next replica's process takes before it has a model; 0 where a spare stands."""
+        ...
+
+    def may_share(self, new: Assignment, held: Collection[Assignment]) -> bool:
+        """Whether `new` would join a worker that holds `held`."""
         ...
 
     def events(self) -> AsyncIterator[WorkerEvent]: ...

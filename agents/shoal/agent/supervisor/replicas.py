@@ -324,7 +324,9 @@ class ReplicaManager:
                 reading = self._monitor.read(asked.device)
                 silence, shared = self._monitor.silence(asked.device), self._monitor.same_memory(asked.device)
                 worker_bytes = self._workers.worker_bytes() if self._monitor.is_in_host_memory(asked.device) else 0
-                refusal = admission.admit(asked, reading, silence, running, shared, worker_bytes)
+                refusal = admission.admit(
+                    asked, reading, silence, running, shared, worker_bytes, self._workers.may_share
+                )
                 if refusal is not None:
                     raise ShoalError(refusal)
                 await self._workers.start(asked, path, replica.samples, replica.prepared)

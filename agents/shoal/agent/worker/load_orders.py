@@ -1,8 +1,10 @@
 """What a worker is asked to load, how much memory that may take, and which assignments may share a worker."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
+from shoal.agent.core.admission import is_shared_alike
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.ports import PreparedModel
 from shoal.agent.worker.messages import LoadOrder, process_memory_bytes
@@ -12,6 +14,7 @@ from shoal.types.assignment import Assignment, Comparison
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device
 from shoal.types.migration import Against
+from shoal.types.units import Bytes
 
 
 class LoadOrders:
@@ -59,7 +62,7 @@ class LoadOrders:
             weights=weights_of(
                 assignment.model_bytes, "fp32" if assignment.preparation is not None else assignment.precision
             ),
-            access=self._access(device.name),
+            access=replace(self._access(device.name), host_bytes=self._host_bytes(assignment)),
             slots=tuple(slots) if device.emulated else (),
             samples=samples,
             samples_digest=assignment.samples,
@@ -75,16 +78,23 @@ class LoadOrders:
     def process_memory_bytes(self, assignments: Collection[Assignment]) -> int:
         """Bytes that a process which holds these, all on one device, may map beyond an idle one. 0: no limit."""
         parts = [self._memory_bytes(assignment) for assignment in assignments]
-        host = max((self._access(assignment.device).host_bytes for assignment in assignments), default=0)
+        host = max(map(self._host_bytes, assignments), default=0)
         return process_memory_bytes(parts, host)
 
+    def _host_bytes(self, assignment: Assignment) -> Bytes:
+        """Bytes that the provider may map in a worker for itself, however many models it has. What it takes of a
+        commitment is told where several may."""
+        slack = self._options.memory_slack
+        return Bytes(int(self._access(assignment.device).host_bytes + slack * assignment.provider_bytes))
+
     def _memory_bytes(self, assignment: Assignment) -> int:
-        """Bytes that the assignment may add to its worker. 0: no limit. A model whose answers are compared at its load
-        is then there twice: on its device and on the processor."""
+        """Bytes that the assignment may add to its worker, without its provider's. 0: no limit. A model whose answers
+        are compared at its load is then there twice: on its device and on the processor."""
         options, times = self._options, 1 if comparison_at_load(assignment) is None else 2
         if not assignment.memory_bytes:
             return 0
-        return int(options.memory_floor + times * options.memory_slack * assignment.memory_bytes)
+        own = assignment.memory_bytes - assignment.provider_bytes
+        return max(1, int(options.memory_floor + times * options.memory_slack * own))
 
 
 def comparison_at_load(assignment: Assignment) -> Comparison | None:
@@ -99,10 +109,8 @@ def comparison_at_load(assignment: Assignment) -> Comparison | None:
 def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:
     """Whether `new` may join the worker that holds `held`. Never if `held` is empty: that worker is released and
     ends."""
-    kin = {(one.workload.tenant, one.device, one.shared_worker) for one in held}
     return (
-        kin == {(new.workload.tenant, new.device, True)}
-        and new.shared_worker
+        is_shared_alike(new, held)
         and len(held) < options.max_shared_models
         and sum(one.memory_bytes - one.provider_bytes for one in (new, *held)) <= options.max_shared_bytes
     )

@@ -11,7 +11,7 @@ a tenant on a device.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from shoal.agent.ports import (
     WorkerExited,
     WorkerStats,
 )
+from shoal.agent.worker import load_orders
 from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.device_prober import DeviceProber
@@ -148,6 +149,9 @@ class ProcessWorkers:
 
     def worker_bytes(self) -> Bytes:
         return Bytes(0 if self._spare.is_ready else self._worker_bytes)
+
+    def may_share(self, new: Assignment, held: Collection[Assignment]) -> bool:
+        return load_orders.may_share(new, held, self._options)
 
     async def stats(self) -> tuple[WorkerStats, ...]:
         return await self._polls.stats()

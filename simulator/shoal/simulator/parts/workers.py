@@ -5,7 +5,7 @@ A worker survives its supervisor's death and is adopted by the next one; a power
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from shoal.agent.core.histogram import Histogram
@@ -183,6 +183,10 @@ class SimWorkerPool:
     def worker_bytes(self) -> Bytes:
         """A simulated process weighs nothing."""
         return Bytes(0)
+
+    def may_share(self, new: Assignment, held: Collection[Assignment]) -> bool:
+        """Each has a process of its own."""
+        return False
 
     async def probe(self, device: Device) -> Receipt:
         self._process.gate(f"probe {device.name}")

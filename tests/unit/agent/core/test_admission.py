@@ -1,10 +1,16 @@
 """Memory is looked at once more before a load."""
 
-from harness.builders.agent_values import assignment, at, reading
-from shoal.agent.core.admission import admit
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from harness.builders.agent_values import assignment, at, measurement, reading
+from shoal.agent.core.admission import admit, is_shared_alike
 from shoal.agent.core.assignment import states
+from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes
+from shoal.types.workload import WorkloadKey
 
 ASKED = assignment(memory_bytes=Bytes(1000))
 OWN = ("cpu0",)
@@ -80,3 +86,48 @@ def test_a_device_whose_driver_does_not_answer_is_not_lost() -> None:
     lost = admit(ASKED, None, Refusal(Code.RUNTIME_FAILED, "no answer"), (), OWN)
     assert lost is not None
     assert lost.code is Code.DEVICE_LOST
+
+
+def for_sharing(name: str, memory: int = 1334, **changes: Any) -> Assignment:
+    """In a worker whose provider takes 800."""
+    asked = assignment(name, memory_bytes=Bytes(memory), provider_bytes=Bytes(800), shared_worker=True)
+    return replace(asked, **changes)
+
+
+def loads(*assignments: Assignment) -> list[states.State]:
+    return [states.Loading(each, states.AssignmentRecord(), at(0), at(1)) for each in assignments]
+
+
+def test_a_provider_counts_once_for_those_that_load_into_one_worker() -> None:
+    """As a restarted node loads all that the coordinator had admitted one after the other."""
+    begun = loads(*(for_sharing(f"s-{n}") for n in range(4)))
+    needed = 800 + 5 * 534
+    assert admit(for_sharing("s-4"), reading(needed), None, begun, OWN) is None
+    assert admit(for_sharing("s-4"), reading(needed - 1), None, begun, OWN) is not None
+    for other in (
+        for_sharing("s-4", shared_worker=False, provider_bytes=Bytes(0)),
+        for_sharing("s-4", workload=WorkloadKey("other", "ocr")),
+    ):
+        assert admit(other, reading(needed + 799), None, begun, OWN) is not None, "it gets a worker of its own"
+        assert admit(other, reading(needed + 800), None, begun, OWN) is None
+    elsewhere = loads(for_sharing("s-4", device="npu0"))
+    assert admit(for_sharing("s-5"), reading(2 * 1334 - 1), None, elsewhere, ("cpu0", "npu0")) is not None
+
+
+def test_a_provider_that_is_loaded_is_in_the_reading_already() -> None:
+    model = states.LoadedModel(measurement(), (), ())
+    first = states.Ready(for_sharing("s-0"), states.AssignmentRecord(), at(0), model)
+    assert admit(for_sharing("s-2"), reading(2 * 534), None, [first, *loads(for_sharing("s-1"))], OWN) is None
+    assert admit(for_sharing("s-2"), reading(2 * 534 - 1), None, [first, *loads(for_sharing("s-1"))], OWN) is not None
+    asleep = states.ScaledToZero(for_sharing("s-0"), states.AssignmentRecord(), at(0), model)
+    assert admit(for_sharing("s-2"), reading(1333), None, [asleep], OWN) is not None, "its worker is gone"
+    assert admit(for_sharing("s-2"), reading(1334), None, [asleep], OWN) is None
+
+
+def test_a_provider_counts_again_where_a_worker_has_no_room() -> None:
+    def may_share(new: Assignment, held: Collection[Assignment]) -> bool:
+        return is_shared_alike(new, held) and len(held) < 2
+
+    begun = loads(for_sharing("s-0"), for_sharing("s-1"))
+    assert admit(for_sharing("s-2"), reading(2 * 800 + 3 * 534), None, begun, OWN, 0, may_share) is None
+    assert admit(for_sharing("s-2"), reading(2 * 800 + 3 * 534 - 1), None, begun, OWN, 0, may_share) is not None

@@ -90,6 +90,17 @@ def test_the_memory_of_a_process_is_limited_only_while_every_assignment_is() -> 
     assert orders.process_memory_bytes([small, free]) == 0
 
 
+def test_models_that_share_a_worker_may_take_what_their_provider_does_once() -> None:
+    orders = load_orders(PoolOptions(memory_floor=100, memory_slack=2.0))
+    asked = assignment("a", shared_worker=True, memory_bytes=Bytes(1010), provider_bytes=Bytes(1000))
+    order = orders.order(asked, "/models/a", "")
+    assert (order.memory_bytes, order.access.host_bytes) == (120, ACCESS.host_bytes + 2000)
+    assert orders.process_memory_bytes([asked] * 3) == 3 * 120 + ACCESS.host_bytes + 2000
+    all_of_it = replace(asked, provider_bytes=asked.memory_bytes)
+    bare = load_orders(PoolOptions(memory_floor=0, memory_slack=2.0))
+    assert bare.order(all_of_it, "/models/a", "").memory_bytes > 0, "no limit is another thing"
+
+
 def test_who_may_share_a_worker() -> None:
     one = assignment("a", workload=WorkloadKey("t", "a"), shared_worker=True, memory_bytes=Bytes(10))
     options = PoolOptions(max_shared_models=2, max_shared_bytes=20)
