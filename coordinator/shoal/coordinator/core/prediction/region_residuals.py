@@ -146,8 +146,13 @@ class _MemoryLaw(NamedTuple):
 def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | None:
     """What a provider takes for itself differs between its devices, by 100 MB and more. Where it is known of enough
     loads, the law is of what they took beside it. It is among the sizes of the processor's own provider already."""
-    rows = [(_seen_sizes(each), each.memory_bytes, each.provider_bytes) for each in loads]
-    told = [row for row in rows if row[2] > 0] if provider != PROCESSOR else []
+    is_own = provider == PROCESSOR
+    rows = [
+        (_seen_sizes(each), each.memory_bytes, each.provider_bytes)
+        for each in loads
+        if is_own or each.provider_bytes <= each.memory_bytes  # an earlier version kept others
+    ]
+    told = [row for row in rows if row[2] > 0] if not is_own else []
     law = _memory_law(_seen(told), provider)
     if law is not None:
         return _MemoryLaw(law, _median(known for _, _, known in told))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
+from shoal.coordinator.core.prediction.demand import PROCESSOR, ModelDemand, OperatorClass
 from shoal.coordinator.core.prediction.load_law import LoadNeeds, LoadSizes
 from shoal.coordinator.core.prediction.predict import LEAST_SPREAD
 from shoal.coordinator.core.prediction.roofline import service_parts
@@ -45,7 +45,8 @@ class Residual:
     # Of the model, at the warm-up's shapes; None in a record of an older version. Those know it as `sizes`, of six
     # numbers, and could not read eight.
     load_sizes: LoadSizes | None = None
-    # Growth of a worker's memory, as that of its first model; NaN in such a record.
+    # Growth of a worker's memory, as that of its first model; NaN in such a record, and where it joined a worker whose
+    # provider takes nobody knows what.
     memory_bytes: float = math.nan
     # What the load took; NaN in such a record.
     load_s: float = math.nan
@@ -94,6 +95,7 @@ def residual_of(
 ) -> Residual | None:
     """None where the receipt promises nothing, or the measurement is none that could be. provider_bytes: of the
     receipt."""
+    taken, own = _memory_alone(measured, provider_bytes, is_processor=device.provider == PROCESSOR)
     measured_s = measured.latency_p50_s
     parts = service_parts(demand, rates, precision)
     promised = math.fsum(parts)
@@ -106,14 +108,28 @@ def residual_of(
     tail_runs = 0 if math.isnan(tail) else measured.samples
     found = Residual(
         *(model, class_of_device(device), mix, math.nan, needs.sizes if needs else None),
-        measured.memory_bytes + (provider_bytes if measured.joined else 0.0),
+        taken,
         *(measured.load_s, tail, tail_runs, measured.load_cpu_s),
         needs.memory_sizes if needs else None,
         ratio,
         profile_version,
-        provider_bytes,
+        own,
     )
     return found if found.is_plausible else None
+
+
+def _memory_alone(measured: Measured, provider_bytes: float, *, is_processor: bool) -> tuple[float, float]:
+    """What the load takes in a worker of its own, and the part of it that is the provider's; NaN where that is
+    unknown. is_processor: the provider is the processor's own, whose 10 MB are less than what loads differ by."""
+    own = provider_bytes if measured.joined else 0.0
+    if is_processor:
+        return measured.memory_bytes + own, provider_bytes
+    if measured.joined and provider_bytes <= 0:
+        return math.nan, 0.0
+    if measured.memory_bytes + own < provider_bytes:
+        # It joined another's worker, and a worker of an older agent does not say that.
+        return math.nan, 0.0
+    return measured.memory_bytes + own, provider_bytes
 
 
 def with_service(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from harness.builders.coordinator_core import device, node, profile, receipt
 from shoal.coordinator import codec
-from shoal.coordinator.core.prediction.demand import OperatorClass, demand_of
+from shoal.coordinator.core.prediction.demand import PROCESSOR, OperatorClass, demand_of
 from shoal.coordinator.core.prediction.load_law import LEAST_LOADS, LoadNeeds, LoadSizes
 from shoal.coordinator.core.prediction.model import Basis, Correction, Prediction
 from shoal.coordinator.core.prediction.predict import ROOFLINE_FACTOR, predict
@@ -373,15 +373,47 @@ def test_what_a_provider_takes_for_itself_is_no_property_of_models() -> None:
 
 
 def test_a_load_in_an_open_worker_teaches_what_it_takes_alone() -> None:
-    asked, gpu = needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), device("gpu0")
+    assert memory_learnt(6e8, told=5e8) == (6e8, 5e8)
+    assert memory_learnt(1e8, told=5e8, joined=True) == (6e8, 5e8)
+    assert memory_learnt(1e8) == (1e8, 0)
+
+
+def memory_learnt(taken: float, *, told: float = 0.0, joined: bool = False, provider: str = "") -> tuple[float, float]:
+    """What a load teaches: its memory, and the provider's part of it."""
+    asked, gpu = needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), device("gpu0", kind="gpu")
+    gpu = replace(gpu, provider=provider or gpu.provider)
     rates, demand = receipt(node("n", gpu), gpu).rates, demand_of(profile())
-    found = [
-        residual_of(
-            "a", gpu, rates, "fp32", demand, replace(warm_up_of(0.01), joined=joined), asked, provider_bytes=5e8
-        )
-        for joined in (False, True)
-    ]
-    assert [each and each.memory_bytes for each in found] == [2**20, 2**20 + 5e8]
+    measured = replace(warm_up_of(0.01), memory_bytes=Bytes(int(taken)), joined=joined)
+    found = residual_of("a", gpu, rates, "fp32", demand, measured, asked, provider_bytes=told)
+    assert found is not None
+    return found.memory_bytes, found.provider_bytes
+
+
+def test_a_load_that_joined_without_saying_so_teaches_no_memory() -> None:
+    """Workers of an older agent do not say it."""
+    memory, own = memory_learnt(1e8, told=5e8)
+    assert math.isnan(memory)
+    assert own == 0
+    assert memory_learnt(1e6, told=1e7, provider=PROCESSOR) == (1e6, 1e7), "less than its loads differ by"
+
+
+def test_a_load_that_joined_where_nobody_knows_what_the_provider_takes_teaches_no_memory() -> None:
+    memory, _ = memory_learnt(1e8, joined=True)
+    assert math.isnan(memory)
+    assert memory_learnt(1e8, joined=True, provider=PROCESSOR) == (1e8, 0)
+
+
+def test_a_law_of_memory_leaves_out_what_an_earlier_version_learnt_of_loads_that_joined() -> None:
+    def load_of(number: int, own: float) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 0.0, 10.0)
+        seen = residual(2, f"m{number} {own}", CARD)
+        seen = replace(seen, load_sizes=sizes, memory_sizes=sizes, memory_bytes=own + 1e7 + 3e6 * number)
+        return replace(seen, load_s=0.01 * number, provider_bytes=8e8)
+
+    alone, joined = ([load_of(number, own) for number in range(1, 20)] for own in (8e8, 0.0))
+    found = RegionResiduals([*alone[:9], *joined]).load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 9e6, 0.0, 10.0)), 8e8)
+    assert found is not None
+    assert found.memory_bytes.mid == pytest.approx(8.37e8, rel=0.01)
 
 
 def test_a_ratio_of_an_older_version_tells_nothing() -> None:
