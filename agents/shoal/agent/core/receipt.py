@@ -52,6 +52,17 @@ def devices_to_probe(receipts: tuple[SignedReceipt, ...], devices: tuple[Device,
     return tuple(device for device in devices if device.name not in measured)
 
 
+def devices_to_probe_again(receipts: tuple[SignedReceipt, ...], devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Those whose valid receipt does not say what the provider takes, as none of an older agent does. Of an emulated
+    device that is no simulator there is nothing to say."""
+    unknown = {
+        signed.receipt.device
+        for signed in valid_receipts(receipts, devices)
+        if signed.receipt.provider_bytes == 0 and signed.receipt.provider_host_bytes == 0
+    }
+    return tuple(device for device in devices if device.name in unknown and (device.simulated or not device.emulated))
+
+
 def with_receipt(receipts: tuple[SignedReceipt, ...], measured: SignedReceipt) -> tuple[SignedReceipt, ...]:
     """`receipts` with `measured` in place of the device's earlier receipt."""
     return (*(each for each in receipts if each.receipt.device != measured.receipt.device), measured)

@@ -52,6 +52,8 @@ class DeviceProbes:
         # Devices whose probe failed: how often in a row, and when it may be tried again.
         self._attempts: dict[str, int] = {}
         self._retry_at: dict[str, Elapsed] = {}
+        # Devices of this run. Whether a receipt of an earlier run is to be completed is asked once for each.
+        self._seen: set[str] = set()
         # By device: operators that loads have shown since the receipts were written.
         self._operators: dict[str, set[str]] = {}
         # Of an earlier run.
@@ -70,6 +72,9 @@ class DeviceProbes:
         earlier = (each for each in self._earlier if each.receipt.device not in known)
         self.receipts = receipts.valid_receipts((*earlier, *self.receipts), node.devices)
         self.request(device.name for device in receipts.devices_to_probe(self.receipts, node.devices))
+        incomplete = {device.name for device in receipts.devices_to_probe_again(self.receipts, node.devices)}
+        self.request(sorted(incomplete - self._seen - self._pending.keys()))
+        self._seen |= self._devices.keys()
 
     def request(self, devices: Iterable[str]) -> None:
         """Probe these devices soon, also where that failed lately. Names that this node does not have are ignored."""

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from harness.builders.agent_values import CPU, GPU, receipt
-from shoal.agent.core.receipt import check_spread, devices_to_probe, is_valid, valid_receipts, with_receipt
+from shoal.agent.core.receipt import (
+    check_spread,
+    devices_to_probe,
+    devices_to_probe_again,
+    is_valid,
+    valid_receipts,
+    with_receipt,
+)
 from shoal.types.codes import Code
+from shoal.types.units import Bytes
 
 
 @pytest.mark.parametrize(
@@ -41,3 +49,21 @@ def test_the_newest_counts_and_a_new_one_takes_its_place() -> None:
     old, new, other = receipt(CPU, 1.0), receipt(CPU, 2.0), receipt(GPU, 1.0)
     assert valid_receipts((new, old, other), (CPU, GPU)) == (new, other)
     assert with_receipt((old, other), new) == (other, new)
+
+
+def test_a_receipt_that_does_not_say_what_a_provider_takes_is_valid_and_completed() -> None:
+    older, newer = (
+        replace(signed, receipt=replace(signed.receipt, provider_bytes=Bytes(taken)))
+        for signed, taken in ((receipt(CPU), 0), (receipt(GPU), 1))
+    )
+    assert valid_receipts((older, newer), (CPU, GPU)) == (older, newer)
+    assert devices_to_probe((older, newer), (CPU, GPU)) == ()
+    assert devices_to_probe_again((older, newer), (CPU, GPU)) == (CPU,)
+    assert devices_to_probe_again((), (CPU, GPU)) == (), "nothing is to be completed"
+
+
+def test_nothing_is_to_be_said_of_an_emulated_device_that_is_no_simulator() -> None:
+    emulated = replace(CPU, emulated=True)
+    assert devices_to_probe_again((receipt(emulated),), (emulated,)) == ()
+    simulated = replace(emulated, simulated=True)
+    assert devices_to_probe_again((receipt(simulated),), (simulated,)) == (simulated,)
