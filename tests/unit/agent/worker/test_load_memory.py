@@ -166,6 +166,47 @@ def test_what_is_computed_of_weights_is_there_beside_them_in_each_graph_that_rea
     assert load_needs(profile(folded)).memory_sizes.other_bytes * 3 + 8.1 * 2**20 == pytest.approx(peak, rel=0.1)
 
 
+def test_what_a_node_with_a_graph_inside_makes_is_not_computed_as_it_loads(tmp_path: Path) -> None:
+    """A Loop with a constant count, condition and state, whose body reads an input of the model: a load makes none of
+    its 16 MB."""
+    draw, state = np.random.default_rng(0), [tensor("s2", [1, _WIDTH]), tensor("o", [1, _WIDTH])]
+    body = graph(
+        [
+            helper.make_node("Add", ["s", "x"], ["s2"]),
+            helper.make_node("Identity", ["c"], ["c2"]),
+            helper.make_node("Identity", ["s2"], ["o"]),
+        ],
+        [tensor("i", [], TensorProto.INT64), tensor("c", [], TensorProto.BOOL), tensor("s", [1, _WIDTH])],
+        [tensor("c2", [], TensorProto.BOOL), *state],
+    )
+    constants = [
+        numpy_helper.from_array(np.array(4000, np.int64), "count"),
+        numpy_helper.from_array(np.array(True), "true"),
+        numpy_helper.from_array(np.zeros((1, _WIDTH), np.float32), "zero"),
+        numpy_helper.from_array(draw.standard_normal((_WIDTH, _WIDTH), np.float32), "w"),
+    ]
+    nodes = [
+        helper.make_node("Loop", ["count", "true", "zero"], ["last", "all"], body=body),
+        helper.make_node("Relu", ["all"], ["r"]),
+        helper.make_node("ReduceMean", ["r"], ["mean"], keepdims=0),
+        helper.make_node("MatMul", ["last", "w"], ["y"]),
+    ]
+    outputs = [tensor("y", None), tensor("mean", None)]
+    made = model(nodes, [tensor("x", [1, _WIDTH])], outputs, constants, opset=17)
+    found = profile(made)
+    assert found.folded_bytes == 0
+    peak = float(str(measure(tmp_path, made, is_first=True)["load"]))
+    assert load_needs(found).memory_sizes.other_bytes * 3 + 8.1 * 2**20 == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("operator", ["RandomNormalLike", "RandomUniformLike", "Bernoulli"])
+def test_what_is_drawn_is_not_computed_as_it_loads(operator: str) -> None:
+    weight = numpy_helper.from_array(np.zeros((_WIDTH, _WIDTH), np.float32), "w")
+    nodes = [helper.make_node(operator, ["w"], ["drawn"]), helper.make_node("Add", ["x", "drawn"], ["y"])]
+    made = model(nodes, [tensor("x", [_WIDTH, _WIDTH])], [tensor("y", None)], [weight], opset=17)
+    assert profile(made).folded_bytes == 0
+
+
 def test_a_run_takes_what_the_profile_says_and_the_next_ones_no_more(tmp_path: Path) -> None:
     """Tensors of many sizes. A memory pattern would take one more block of most of them at the second run."""
     nodes, shapes, before = list[NodeProto](), list[TensorProto](), "x"

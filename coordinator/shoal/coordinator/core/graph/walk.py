@@ -15,6 +15,7 @@ from shoal.coordinator.core.graph.contents import (
     input_names,
     operator_name,
     opsets_of,
+    subgraphs,
 )
 from shoal.coordinator.core.graph.flops import VIEWS, NodeSite, flops, memory_traffic
 from shoal.coordinator.core.graph.infer import attributes_of, infer
@@ -133,8 +134,14 @@ class GraphContext:
     bindings: Mapping[str, AttributeProto] = field(default_factory=dict)
 
 
-_NOT_FOLDED: Final = "DequantizeLinear"
-"""ONNX Runtime, core/optimizer/constant_folding.cc: it stays, since kernels take quantized weights."""
+_NOT_FOLDED: Final = frozenset(
+    {
+        "DequantizeLinear", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+        "RandomUniformLike",
+    }
+)  # fmt: skip
+"""ONNX Runtime, core/optimizer/constant_folding.cc: the first stays, since kernels take quantized weights, the others
+since they draw. Nor does it fold a node with a graph inside."""
 
 
 def run_graph(
@@ -230,7 +237,8 @@ class _Folding:
         is_constant = bool(given) and all(
             value.constant for name, value in zip(node.input, inputs, strict=True) if name
         )
-        if not is_constant or node.op_type == _NOT_FOLDED or not self._kept.isdisjoint(given):
+        is_run = not is_constant or node.op_type in _NOT_FOLDED or any(subgraphs(node))
+        if is_run or not self._kept.isdisjoint(given):
             self._kept.update(node.output)
             return sum(self._made.pop(name, 0) for name in given)
         self._made.update({name: scope[name].nbytes or 0 for name in node.output if name in scope})
