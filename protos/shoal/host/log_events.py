@@ -146,6 +146,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "store_open_failed": "The store could not be opened. It is tried again.",
     "store_stale": "What was read from the store no longer holds. It is read again.",
     "task_failed": "A background task ended in an unforeseen error.",
+    "task_not_cancelled": "A background task that was cancelled goes on; it is cancelled again.",
     "tenant_refused": "A tenant asked a front for more than its quota. Few are logged; `suppressed` were not.",
     "timeline_step_unreadable": "Five minutes of stored figures cannot be read. The dashboard's history lacks them.",
     "timeline_write_failed": "Five minutes of figures were not stored. After a restart they are missing.",

@@ -5,8 +5,8 @@ The broker only relays. A message is trusted because of its envelope (`seal`), n
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
 
 import aiomqtt
 from aiomqtt.exceptions import MqttConnectError
@@ -20,6 +20,8 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.handshake import PemFiles, raise_fault
 from shoal.wire.limits import KEEPALIVE_TIMEOUT_S, LINK_BYTES
 from shoal.wire.seal import ENVELOPE_BYTES
+
+T = TypeVar("T")
 
 KEEPALIVE_S: Final = int(KEEPALIVE_TIMEOUT_S)
 """A broker that is silent for this long counts as lost. It counts this client as lost after one and a half times as
@@ -108,7 +110,7 @@ async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: 
     names = tuple(topics)
     handling = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
     options = SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
-    granted: Sequence[int | ReasonCode] = await client.subscribe([(name, options) for name in names])
+    granted: Sequence[int | ReasonCode] = await _cancellable(client.subscribe([(name, options) for name in names]))
     for name, reason in zip(names, granted, strict=True):
         if reason.is_failure if isinstance(reason, ReasonCode) else reason >= _FAILED:
             raise refuse(
@@ -118,7 +120,19 @@ async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: 
 
 async def publish(client: aiomqtt.Client, topic: str, payload: bytes, *, retain: bool = False) -> None:
     """QoS 1; returns when the broker has acknowledged. Raises aiomqtt.MqttError."""
-    await client.publish(topic, payload, qos=1, retain=retain, properties=None if retain else publish_properties())
+    properties = None if retain else publish_properties()
+    await _cancellable(client.publish(topic, payload, qos=1, retain=retain, properties=properties))
+
+
+async def _cancellable(call: Awaitable[T]) -> T:
+    """The call's result, or the cancellation that came while it was awaited. In Python 3.11 `asyncio.wait_for`, which
+    aiomqtt awaits, returns a result that comes at the same time, and forgets the cancellation."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    found = await call
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return found
 
 
 def publish_properties() -> Properties:

@@ -26,7 +26,7 @@ from shoal.coordinator.identity.server import NAME, ServerIdentity
 from shoal.coordinator.main.backups import BackupSchedule, backup_readings, backups_of, schedule_of
 from shoal.coordinator.main.operators import FirstOperator
 from shoal.coordinator.main.options import CoordinatorConfig
-from shoal.coordinator.main.process import CoordinatorProcess, serve, stop_signals, wait_for_any
+from shoal.coordinator.main.process import CoordinatorProcess, cancel_all, serve, stop_signals, wait_for_any
 from shoal.coordinator.main.serving import (
     STOP_S,
     back_up,
@@ -180,9 +180,7 @@ async def serve_store(
             log.info("store_stale")
         grace_s = STOP_S if stopping.is_set() else None
         await asyncio.gather(api.stop(grace_s), strangers.stop(grace_s))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         await channels.close()
     with suppress(ShoalError):
         await store.backup()

@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,8 @@ from shoal.wire.handshake import PemFiles
 from shoal.wire.metrics_access import RegionMetricsAccess
 
 RETRY_S: Final = 1.0
+CANCEL_AGAIN_S: Final = 5.0
+"""Longer than what a task closes in good order takes: `CLOSE_S` of a broker's connection is 1 s."""
 METRICS: Final = {"region": metrics.REGION, "federation": metrics.FEDERATION}
 """By role."""
 
@@ -205,3 +207,19 @@ async def wait_for_any(*waits: Awaitable[object]) -> None:
         for task, each in zip(tasks, waits, strict=True):
             if task is not each:
                 task.cancel()
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[None]], again_s: float = CANCEL_AGAIN_S) -> None:
+    """Cancels tasks, again where one goes on, and returns when all have ended. What they raise is dropped.
+
+    Once is not enough: a library may lose a cancellation (`asyncio.wait_for` does, in Python 3.11), and a coordinator
+    that waits for such a task neither leads nor stands for election.
+    """
+    left = {each for each in tasks if not each.done()}
+    while left:
+        for each in left:
+            each.cancel()
+        _, left = await asyncio.wait(left, timeout=again_s)
+        if left:
+            log.warning("task_not_cancelled", tasks=sorted(each.get_name() for each in left))
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,7 +49,7 @@ from shoal.coordinator.main.backups import BackupSchedule, backup_readings, back
 from shoal.coordinator.main.federation_peering import FederationPeering
 from shoal.coordinator.main.operators import FirstOperator
 from shoal.coordinator.main.options import CoordinatorConfig
-from shoal.coordinator.main.process import CoordinatorProcess, serve, stop_signals, wait_for_any
+from shoal.coordinator.main.process import CoordinatorProcess, cancel_all, serve, stop_signals, wait_for_any
 from shoal.coordinator.main.serving import (
     STOP_S,
     back_up,
@@ -326,9 +326,7 @@ async def _lead(
     # A replaced leader drops everybody at once, because they are expected elsewhere.
     grace_s = STOP_S if stopping.is_set() else None
     await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s), trading.stop(grace_s), siblings.close())
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel_all(tasks)
     await dashboard.stop()
     await model_server.stop()
     with suppress(ShoalError):

@@ -168,7 +168,8 @@ async def _hold_election(store: OpenStore) -> AsyncIterator[None]:
     already."""
     election = store.election(b"restore")
     try:
-        await asyncio.wait_for(election.campaign(), ELECTED_WITHIN_S)
+        async with asyncio.timeout(ELECTED_WITHIN_S):
+            await election.campaign()
     except TimeoutError as cause:
         raise refuse(
             Code.CONFLICT, "a coordinator leads from this store", "a store that nobody uses", "stop its coordinators"

@@ -1,6 +1,7 @@
 """A coordinator of either role whose store says that what was read by it no longer counts."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,24 @@ async def test_a_store_that_is_outdated_is_opened_anew_and_writes_go_on_at_the_s
     finally:
         stopping.set()
         await serving
+
+
+async def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
+    """A coordinator that had lost its leadership waited for such a task for ever, of a session with its broker."""
+    lost = asyncio.Event()
+
+    async def lose_one() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        lost.set()
+        await asyncio.Event().wait()
+
+    async def fail() -> None:
+        raise OSError("of its own")
+
+    tasks = [asyncio.create_task(each) for each in (lose_one(), fail(), lose_one())]
+    await asyncio.sleep(0)  # noqa: TID251 - one turn of the loop
+    async with asyncio.timeout(10.0):
+        await process.cancel_all(tasks, again_s=0.01)
+    assert lost.is_set()
+    assert all(each.done() for each in tasks)

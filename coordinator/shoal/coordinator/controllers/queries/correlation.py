@@ -25,7 +25,8 @@ class RequestCorrelator(Generic[Answer]):
         waiting = self._waiting[node, request] = asyncio.get_running_loop().create_future()
         try:
             await self._links.send(node, message(request))
-            return await asyncio.wait_for(waiting, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await waiting
         finally:
             del self._waiting[node, request]
 
