@@ -26,7 +26,8 @@ class RequestCorrelator(Generic[Answer]):
         try:
             await self._links.send(node, message(request))
             async with asyncio.timeout(timeout_s):
-                return await waiting
+                answer: Answer = await waiting
+                return answer
         finally:
             del self._waiting[node, request]
 
