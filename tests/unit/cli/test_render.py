@@ -535,7 +535,7 @@ def test_a_workload_without_a_place_says_what_other_regions_answered(capsys: pyt
 def test_a_delegated_workload_says_who_runs_it_since_when_and_where_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
     key = nouns_pb2.WorkloadKey(tenant="default", name="reader")
     view = operator_pb2.WorkloadView(workload=key, state="ready", wanted=1, ready=1)
-    view.reason.code, view.reason.found = "DELEGATED", "cloud runs it"
+    view.reason.code, view.reason.found, view.reason.asked = "DELEGATED", "cloud runs it", "g-1"
     plan = operator_pb2.WorkloadPlan(
         workload=key, delegate="when-better", delegated_to="cloud", agreement="g-1", policy="cheap"
     )

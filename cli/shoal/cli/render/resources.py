@@ -104,7 +104,9 @@ def when(stamp: float) -> str:
 
 def reason(refusal: Any) -> str:
     """The code, what was found and what was wanted; `-` if there is no refusal."""
-    wanted = f"wanted {refusal.asked}" if refusal.asked else ""
+    # Of what another region runs, `asked` is the agreement.
+    label = "agreement" if refusal.code == Code.DELEGATED else "wanted"
+    wanted = f"{label} {refusal.asked}" if refusal.asked else ""
     words = ", ".join(part for part in (refusal.found, wanted) if part)
     return " ".join(part for part in (refusal.code, words) if part) or "-"
 

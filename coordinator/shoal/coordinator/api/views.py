@@ -753,8 +753,8 @@ def workload_view(intent: Intent, index: WorkloadIndex) -> operator_pb2.Workload
         view.state, view.final = READY if serves else PROGRESSING, False
         view.wanted = intent.require.replicas
         view.ready = view.wanted if serves else ready
-        remedy = f"shoal get agreements {delegated.agreement}"
-        why = Refusal(Code.DELEGATED, f"{delegated.region} {'runs it' if serves else 'makes ready'}", remedy=remedy)
+        found, remedy = f"{delegated.region} {'runs it' if serves else 'makes ready'}", "shoal get agreements"
+        why = Refusal(Code.DELEGATED, found, delegated.agreement, f"{remedy} {delegated.agreement}")
         view.reason.CopyFrom(refusal_view(why))
     return view
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.agent.driver_port import DeviceAccess, MemoryCounter
+from shoal.agent.worker import isolation
 from shoal.agent.worker.memory import MemoryGrowth, measure_provider_memory
 
 held: list[int | None] = []
@@ -49,16 +50,12 @@ def test_a_provider_takes_what_a_second_load_does_not(held_in_turn: list[int | N
     assert measure_provider_memory(on("gpu"), list).device_bytes == found
 
 
-def test_what_every_load_takes_is_no_provider_s_on_the_host_either() -> None:
+def test_what_every_load_takes_is_no_provider_s_on_the_host_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of 64 MB, once, and models of 32 MB."""
-    contexts = list[object]()
-
-    def open_models() -> object:
-        if not contexts:
-            contexts.append(np.ones(2**23))
-        return np.ones(2**22)
-
+    resident, peaks = iter([100_000_000, 196_000_000]), iter([196_000_000] * 2 + [228_000_000] * 2)
+    monkeypatch.setattr(isolation, "resident_bytes", lambda: next(resident))
+    monkeypatch.setattr(isolation, "peak_resident_bytes", lambda: next(peaks))
     held[:] = [None]
-    found = measure_provider_memory(on("gpu"), open_models)
-    assert found.device_bytes == pytest.approx(2**26, rel=0.1), "the device tells nothing: its memory is the host's"
-    assert found.host_bytes == pytest.approx(2**26, rel=0.1)
+    found = measure_provider_memory(on("gpu"), list)
+    assert found.device_bytes == 64_000_000, "the device tells nothing: its memory is the host's"
+    assert found.host_bytes == 64_000_000
