@@ -519,17 +519,22 @@ async def test_a_restart_ends_what_was_only_held(here: DelegateFixture, tmp_path
     assert await again.ledger_entries() == [("offered", offer.id), ("expired", offer.id)]
 
 
+async def _serve_guest(here: DelegateFixture) -> FakeAgent:
+    """Grants an award, and has a node serve it."""
+    await here.grant()
+    await here.wait_fetched()
+    await here.world.step()
+    agent = FakeAgent(here.world, "edge-1")
+    agent.epoch, agent.sequence = 1, 1
+    await agent.apply_desired()
+    await here.world.step()
+    return agent
+
+
 async def test_what_was_ready_is_ready_after_a_restart_before_any_node_reports(
     here: DelegateFixture, tmp_path: Path
 ) -> None:
-    await here.grant()
-    await here.wait_fetched()
-    world = here.world
-    await world.step()
-    agent = FakeAgent(world, "edge-1")
-    agent.epoch, agent.sequence = 1, 1
-    await agent.apply_desired()
-    await world.step()
+    agent = await _serve_guest(here)
 
     async def service_after_renewal(side: DelegateFixture, sequence: int) -> ServiceState:
         return (await side.bids.on_renewal(signed_message(renewal(sequence)))).service
@@ -553,14 +558,7 @@ async def test_what_was_ready_is_ready_after_a_restart_before_any_node_reports(
 async def test_what_was_ready_is_not_once_its_nodes_stay_silent_after_a_restart(
     here: DelegateFixture, tmp_path: Path
 ) -> None:
-    await here.grant()
-    await here.wait_fetched()
-    world = here.world
-    await world.step()
-    agent = FakeAgent(world, "edge-1")
-    agent.epoch, agent.sequence = 1, 1
-    await agent.apply_desired()
-    await world.step()
+    await _serve_guest(here)
     assert (await here.bids.on_renewal(signed_message(renewal(1)))).service is ServiceState.READY
     again = await _restart(here, tmp_path / "first")
     await again.world.step()
