@@ -84,6 +84,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our pipe has seen enough.
+        _drop_output()
         sys.stderr.close()
         sys.exit(141)
     except OSError as error:

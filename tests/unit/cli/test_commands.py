@@ -142,14 +142,15 @@ def test_an_answer_says_what_it_wanted(arguments: tuple[str, ...], status: int, 
     assert done.stdout == ""
 
 
-def test_whose_reader_has_gone_is_not_a_no(tmp_path: Path) -> None:
-    """Before, a table into a closed pipe ended with status 1, as an answer with no does."""
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_whose_reader_has_gone_is_not_a_no(unbuffered: str, tmp_path: Path) -> None:
+    """Before, a table into a closed pipe ended with status 1, as a no does, or with the interpreter's own 120."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "shoal.cli.main", "context", "ls"],
-            env={**os.environ, "SHOAL_HOME": str(tmp_path)},
+            env={**os.environ, "SHOAL_HOME": str(tmp_path), "PYTHONUNBUFFERED": unbuffered},
             stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
     finally:
