@@ -14,7 +14,7 @@ from shoal.cli import jsonpath
 from shoal.cli.options import SINGULAR
 from shoal.cli.render.data import as_data, document_yaml
 from shoal.cli.render.listings import cells_of, columns_of, name_of, rows_of, show, text_of
-from shoal.cli.render.output import clean, console, emit, line, table_text
+from shoal.cli.render.output import clean, console, emit, line, notes_above, table_text
 from shoal.cli.render.resources import event_line
 from shoal.cli.selection import field_of, parse_selector, sort_key
 from shoal.types.codes import Code, refuse
@@ -202,7 +202,7 @@ def _redraw(api: "RegionClient", targets: Sequence[Target], options: ListingOpti
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    with Live(console=console, auto_refresh=False, screen=False) as live, notes_above(console):
         while True:
             parts = []
             found = {kind: listed for kind, listed in _poll(api, targets, options).items() if kind != "events"}
@@ -246,6 +246,6 @@ def _lasting(kind: str, row: Any) -> Any:
 
 def _poll(api: "RegionClient", targets: Sequence[Target], options: ListingOptions) -> Rows:
     """As `_read`, also while the region's only coordinator is restarted. Raises ShoalError."""
-    from shoal.client import retry_while
+    from shoal.client.region import NO_ANSWER_CODES, retry_while
 
-    return retry_while(lambda: _read(api, targets, options), {Code.COORDINATOR_UNREACHABLE})
+    return retry_while(lambda: _read(api, targets, options), NO_ANSWER_CODES, api.on_outage)

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from shoal.cli.names import CONTEXT, complete_names
 from shoal.cli.wrong_word import WrongWord
 from shoal.client.contexts import Context, Contexts
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, Refusal, refuse
 
 if TYPE_CHECKING:
     from shoal.client import RegionClient
@@ -219,6 +219,12 @@ def select_context(context: str, region: str) -> Context:
     return found
 
 
+def _note_outage(why: Refusal | None) -> None:
+    from shoal.cli.render.output import note_outage  # only then: rich takes a while to import
+
+    note_outage(why)
+
+
 @contextmanager
 def connect(context: str, region: str) -> "Iterator[RegionClient]":
     """Connect to the leader; the context remembers which of several coordinators it was."""
@@ -226,6 +232,7 @@ def connect(context: str, region: str) -> "Iterator[RegionClient]":
     from shoal.client.region import RegionClient  # gRPC's import takes longer than to find that no context is in use
 
     with RegionClient(found) as api:
+        api.on_outage = _note_outage
         try:
             yield api
         finally:

@@ -21,7 +21,7 @@ from shoal.artifacts.backup import Backup
 from shoal.client.connection import RETRY_PAUSE_S, LeaderConnection
 from shoal.client.contexts import Context
 from shoal.client.transfers import Progress, receive_backup, send_file
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 TIMEOUT_S: Final = 30.0
@@ -45,26 +45,47 @@ READ_ONLY_METHODS: Final = frozenset(
     }
 )
 """Methods that change nothing, or of which a second call does no harm."""
+NO_ANSWER_CODES: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED})
+"""How a call ends while no coordinator answers in time."""
 _STREAM_END_CODES: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
 """How a stream ends when its coordinator is lost, stops, or no longer leads."""
 
 T = TypeVar("T")
 
 
-def retry_while(call: Callable[[], T], codes: Collection[Code]) -> T:
+OnOutage = Callable[[Refusal | None], None]
+"""Called once for each outage, with why a call is repeated, and with None when it was answered after that."""
+
+
+def ignore_outage(why: Refusal | None) -> None:
+    """For callers to whom an outage that passes is no news."""
+
+
+def retry_while(call: Callable[[], T], codes: Collection[Code], on_outage: OnOutage = ignore_outage) -> T:
     """Repeat an idempotent call while it ends with one of these codes, for `RESTART_TIMEOUT_S`. Raises ShoalError."""
     end = time.monotonic() + RESTART_TIMEOUT_S  # noqa: TID251 - a command's own deadline
+    is_out = False
     while True:
         try:
-            return call()
+            found = call()
         except ShoalError as error:
             if error.code not in codes or time.monotonic() > end:  # noqa: TID251
                 raise
+            if not is_out:
+                is_out = True
+                on_outage(error.refusal)
+        else:
+            if is_out:
+                on_outage(None)
+            return found
         time.sleep(RETRY_PAUSE_S)  # noqa: TID251
 
 
 class RegionClient:
     """One connection; closed on exit."""
+
+    on_outage: OnOutage = staticmethod(ignore_outage)
+    """Told of the outages that calls outlast which are repeated: those of `poll`, and of `events` that follow."""
 
     def __init__(self, context: Context, within_s: float = math.inf) -> None:
         """within_s: seconds from now for all its calls together; each has its own besides. Those that send or receive
@@ -146,7 +167,7 @@ class RegionClient:
 
     def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
         """As `get`, for callers that poll: retries for `RESTART_TIMEOUT_S` while no coordinator answers in time."""
-        return retry_while(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED})
+        return retry_while(lambda: self.get(kind, name), NO_ANSWER_CODES, self.on_outage)
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))
@@ -186,7 +207,8 @@ class RegionClient:
     def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
         """limit: newest past events; 0: all that are kept. follow: then each new one, without end.
 
-        When a coordinator goes away, following continues at another one, after the last event.
+        When a coordinator goes away, following continues after the last event, at the one that leads within
+        `RESTART_TIMEOUT_S`.
         """
         seen = after
         while True:
@@ -200,13 +222,13 @@ class RegionClient:
                 return
             except grpc.RpcError as cause:
                 error = self._connection.error_of(cause, time.monotonic() - begun)  # noqa: TID251
-                if not (
-                    follow
-                    and error.code in _STREAM_END_CODES
-                    and len(self.addresses) > 1
-                    and self._connection.wait_for_leader()
-                ):
+                if not follow or error.code not in _STREAM_END_CODES:
                     raise error from cause
+            # The stream itself would not tell: its first answer is the next event.
+            self.on_outage(error.refusal)
+            time.sleep(RETRY_PAUSE_S)  # noqa: TID251 - one that ends every stream at once is not asked without a pause
+            retry_while(self.who_am_i, {*NO_ANSWER_CODES, Code.NOT_LEADER})
+            self.on_outage(None)
 
     def backup(
         self, path: Path, *, models: bool = False, progress: Callable[[int], None] = lambda done: None

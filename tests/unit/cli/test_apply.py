@@ -15,6 +15,7 @@ from harness.cluster.stack import documents, policy, workload
 from shoal.cli.commands import apply as module
 from shoal.cli.documents import Bundle, FileDocumentKey, read, waves
 from shoal.cli.main import shoal
+from shoal.cli.render.output import note_outage
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
@@ -119,6 +120,8 @@ def test_no_wave_needs_what_a_later_one_sends(tmp_path: Path, seed: int) -> None
 class WavingRegion:
     """A region in which everything applied is ready, but for one workload that never is."""
 
+    on_outage = staticmethod(note_outage)
+
     def __init__(self, broken: str = "", problem: str = "") -> None:
         """problem: of what is found in a plan."""
         self.clock = CoordinatorClock()
@@ -189,6 +192,9 @@ def test_a_wave_whose_answer_is_late_is_applied_again(monkeypatch: pytest.Monkey
     done = run(monkeypatch, region, "-f", str(shops), "--wave", "50%")
     assert done.exit_code == 0, done.output
     assert [len(each) for each in region.applied] == [2, 2, 6, 5]
+    assert done.stderr.splitlines() == [
+        "no answer (DEADLINE_EXCEEDED); the region is asked again", "the region answers again",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -20,9 +20,12 @@ from shoal.cli.commands import get as get_module
 from shoal.cli.commands.apply import surplus
 from shoal.cli.main import shoal
 from shoal.cli.options import SHORT, SINGULAR, read_targets
+from shoal.cli.render import output
+from shoal.cli.render.output import note, note_outage
 from shoal.cli.selection import field_of, parse_selector, sort_key
 from shoal.cli.wrong_word import WrongWord
 from shoal.client import Context, RegionClient
+from shoal.client import region as region_module
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -79,6 +82,7 @@ def region(monkeypatch: pytest.MonkeyPatch) -> ThreeNodes:
     def connect(*_: object) -> Iterator[ThreeNodes]:
         yield found
 
+    found.on_outage = note_outage
     monkeypatch.setattr(get_module, "connect", connect)
     return found
 
@@ -200,6 +204,68 @@ def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeyp
     assert done.stdout.split("\n") == [
         "node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", "node/cloud is gone", "",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED])
+def test_watching_says_once_that_nobody_answers_and_once_that_somebody_does(
+    region: ThreeNodes, monkeypatch: pytest.MonkeyPatch, code: Code
+) -> None:
+    """Before, it was silent. No row is told twice, and one that changed meanwhile is told."""
+    monkeypatch.setattr(listing, "POLL_S", 0.0)
+    monkeypatch.setattr(region_module, "RETRY_PAUSE_S", 0.0)
+
+    def on_look(number: int) -> None:
+        if number in (2, 3, 4, 7):
+            region.rows["edge-2"] = (f"lost-{number}", {}, 40.0)
+            raise refuse(code, "127.0.0.1:1: Connection refused", "the region's coordinator")
+        if number == 9:
+            raise KeyboardInterrupt
+
+    region.on_look = on_look
+    done = CliRunner().invoke(shoal, ["get", "no", "-o", "jsonpath={range .items[*]}{.liveness} {end}", "-w"])
+    assert done.stdout.split("\n") == ["ready lost ready ", "lost-4 ", "lost-7 ", ""]
+    assert done.stderr.removesuffix("\nAborted!\n").splitlines() == [
+        f"127.0.0.1:1: Connection refused ({code}); the region is asked again", "the region answers again",
+    ] * 2  # fmt: skip
+
+
+def test_who_watches_is_told_why_it_ends_where_nobody_answers_for_long(
+    region: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_module, "RESTART_TIMEOUT_S", -1.0)
+
+    def on_look(number: int) -> None:
+        raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody there")
+
+    region.on_look = on_look
+    with pytest.raises(ShoalError, match="nobody there"):
+        run("no", "-w")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_note_stands_above_what_is_drawn_on_the_same_terminal(
+    region: ThreeNodes, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """Written to the terminal past the display, it would stand in the middle of the table."""
+    screen, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(listing, "POLL_S", 0.0)
+    monkeypatch.setattr(region_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(listing, "console", Console(file=screen, force_terminal=True, width=60, no_color=True))
+    monkeypatch.setattr(output, "_stderr_console", Console(file=errors, force_terminal=is_terminal, width=60))
+
+    def on_look(number: int) -> None:
+        if number == 2:
+            raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody there")
+        if number == 4:
+            raise KeyboardInterrupt
+
+    region.on_look = on_look
+    CliRunner().invoke(shoal, ["get", "no", "-w"])
+    said = {True: screen, False: errors}[is_terminal].getvalue()
+    assert said.index("nobody there") < said.index("the region answers again")
+    assert not is_terminal or errors.getvalue() == ""
+    note("afterwards")
+    assert "afterwards" in errors.getvalue()
 
 
 def test_a_screen_of_several_kinds_names_each_and_leaves_out_what_is_empty(

@@ -33,6 +33,13 @@ def elect(coordinators: list[ApiStub], leader: ApiStub) -> None:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the contexts."""
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
 def context(tmp_path: Path, three: list[ApiStub]) -> Context:
     """Knows one that follows."""
     return Context("eu", "eu", three[0].address, str(tmp_path / "ann"))
@@ -111,6 +118,40 @@ def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Co
     assert [(event.sequence, event.subject) for event in seen] == [
         (1, leader.address), (2, leader.address), (3, three[2].address), (4, three[2].address),
     ]  # fmt: skip
+
+
+def test_events_of_an_only_coordinator_go_on_when_it_is_there_again(
+    context: Context, three: list[ApiStub], capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    """Before, `shoal events --watch` ended there."""
+    leader = three[1]
+    leader.coordinators = [leader.address]
+    leader.lost_writes = 1
+    Contexts().save(replace(context, address=leader.address))
+    with connect("eu", "") as api:
+        events = api.events(follow=True)
+        seen = [next(events), next(events)]
+        assert capsys.readouterr().err == ""
+        seen.append(next(events))
+    assert [event.sequence for event in seen] == [1, 2, 3]
+    lost, found = capsys.readouterr().err.splitlines()
+    assert lost.startswith(leader.address)
+    assert "(COORDINATOR_UNREACHABLE); the region is asked again" in lost
+    assert found == "the region answers again"
+
+
+def test_events_that_nobody_tells_any_longer_end_with_the_reason(
+    context: Context, three: list[ApiStub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region, "RESTART_TIMEOUT_S", 0.0)
+    with RegionClient(replace(context, address=three[1].address)) as api:
+        three[1].lost_writes = 1
+        events = api.events(follow=True)
+        next(events)
+        three[1].server.stop(None).wait()
+        with pytest.raises(ShoalError) as lost:
+            list(events)
+    assert lost.value.code is Code.COORDINATOR_UNREACHABLE
 
 
 def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:

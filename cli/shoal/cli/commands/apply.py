@@ -140,7 +140,7 @@ def apply_until_answered(
         began.append(time.monotonic())  # noqa: TID251 - a command's own clock
         return api.apply(documents, digests)
 
-    reply = retry_while(attempt, {Code.DEADLINE_EXCEEDED})
+    reply = retry_while(attempt, {Code.DEADLINE_EXCEEDED}, api.on_outage)
     before_s = time.monotonic() - began[0] if len(began) > 1 else 0.0  # noqa: TID251
     return reply, reply.plan.computed_at - before_s
 

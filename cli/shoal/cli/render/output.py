@@ -7,7 +7,9 @@ in one line each. NO_COLOR is honoured by rich.
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ class _Console(Console):
 
 console = _Console(highlight=False, soft_wrap=True)
 _stderr_console = _Console(highlight=False, soft_wrap=True, stderr=True)
+_display: Final = ContextVar[Console | None]("display", default=None)
+"""What draws on the terminal now, see `notes_above`."""
 _CUT: Final = "some texts are cut"
 _LABEL: Final = 8
 """Characters of a label of a refusal, with the space after it."""
@@ -110,7 +114,24 @@ def line(text: str, style: str = "") -> None:
 
 def note(text: str) -> None:
     """Print a note beside the answer, on stderr."""
-    _stderr_console.print(Text(_wrap(clean(text), _stderr_console), style="dim"))
+    on = (_display.get() if _stderr_console.is_terminal else None) or _stderr_console
+    on.print(Text(_wrap(clean(text), on), style="dim"))
+
+
+@contextmanager
+def notes_above(display: Console) -> Iterator[None]:
+    """While `display` draws the same lines of the terminal again and again: notes stand above those. Written past it,
+    they would end in the middle of them."""
+    before = _display.set(display)
+    try:
+        yield
+    finally:
+        _display.reset(before)
+
+
+def note_outage(why: Refusal | None) -> None:
+    """Say that the region does not answer, and is asked again, or that it answers again (None)."""
+    note("the region answers again" if why is None else f"{why.found} ({why.code}); the region is asked again")
 
 
 def progress(output: str) -> Callable[[str], None]:

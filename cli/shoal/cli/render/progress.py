@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
-from shoal.cli.render.output import clean
+from shoal.cli.render.output import clean, notes_above
 from shoal.client.transfers import Progress as Report
 from shoal.types.units import show_bytes
 
@@ -33,7 +33,7 @@ def status_progress(say: Callable[[str], None]) -> Iterator[Callable[[str, str],
     """
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
-        with console.status("") as status:
+        with console.status("") as status, notes_above(console):
             yield lambda _, text: status.update(Text(clean(text)))
         return
     last = ""

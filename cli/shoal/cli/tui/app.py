@@ -118,7 +118,8 @@ class TopApp(App[None]):
             try:
                 found = self._look()
             except ShoalError as error:
-                self.call_from_thread(self._complain, f"no answer: {error.refusal.found or error.code}")
+                why = f"no answer ({error.code}), asked again"
+                self.call_from_thread(self._complain, ": ".join(filter(None, (why, error.refusal.found))))
             else:
                 if not worker.is_cancelled:
                     self.call_from_thread(self.show, found)
