@@ -223,7 +223,7 @@ def _print_changes(api: "RegionClient", targets: Sequence[Target], options: List
     before: dict[tuple[str, str], Any] = {}
     while True:
         rows = _poll(api, targets, options)
-        now = {(kind, name_of(kind, row)): row for kind, listed in rows.items() for row in listed}
+        now = {(kind, _watched_name(kind, row)): row for kind, listed in rows.items() for row in listed}
         changed = {key: row for key, row in now.items() if _lasting(key[0], row) != before.get(key)}
         for kind in rows:
             fresh = [row for (of, _), row in changed.items() if of == kind]
@@ -234,6 +234,11 @@ def _print_changes(api: "RegionClient", targets: Sequence[Target], options: List
         sys.stdout.flush()
         before = {key: _lasting(key[0], row) for key, row in now.items()}
         time.sleep(POLL_S)  # noqa: TID251
+
+
+def _watched_name(kind: str, row: Any) -> str:
+    """Unlike `name_of`, of one row alone: two tenants may each have a workload of that name."""
+    return f"{row.workload.tenant}/{row.workload.name}" if kind == "workloads" else name_of(kind, row)
 
 
 def _lasting(kind: str, row: Any) -> Any:

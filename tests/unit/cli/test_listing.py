@@ -44,6 +44,8 @@ class ThreeNodes(RegionClient):
         }
         # Its record of edge-2 does not say since when.
         self.joined_at = {"edge-1": 1_000_000.0, "cloud": time.time() - 300.0}  # noqa: TID251 - the command's own clock
+        # They have a workload `reader` too.
+        self.other_tenants = list[str]()
         self.looks = 0
         self.on_look: Callable[[int], None] = lambda number: None
 
@@ -69,8 +71,10 @@ class ThreeNodes(RegionClient):
                 operator_pb2.DeviceView(node=each, device=nouns_pb2.Device(name="cpu0"), liveness="ready")
                 for each in nodes
             ] if kind == "devices" else (),
-            workloads=[operator_pb2.WorkloadView(workload=key, state="ready", document=DOCUMENT)]
-            if kind == "workloads" else (),
+            workloads=[operator_pb2.WorkloadView(workload=key, state="ready", document=DOCUMENT)] + [
+                operator_pb2.WorkloadView(workload=nouns_pb2.WorkloadKey(tenant=each, name="reader"), state="ready")
+                for each in self.other_tenants
+            ] if kind == "workloads" else (),
         )  # fmt: skip
 
 
@@ -204,6 +208,22 @@ def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeyp
     assert done.stdout.split("\n") == [
         "node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", "node/cloud is gone", "",
     ]  # fmt: skip
+
+
+def test_watching_tells_workloads_of_one_name_apart(region: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the last of two tenants' was the only one that was shown."""
+    monkeypatch.setattr(listing, "POLL_S", 0.0)
+    region.other_tenants = ["bank", "shop"]
+
+    def on_look(number: int) -> None:
+        if number == 2:
+            region.other_tenants.remove("bank")
+        if number == 3:
+            raise KeyboardInterrupt
+
+    region.on_look = on_look
+    done = CliRunner().invoke(shoal, ["get", "wl", "-o", "jsonpath={range .items[*]}{.workload.tenant} {end}", "-w"])
+    assert done.stdout.splitlines() == ["default bank shop ", "workload/bank/reader is gone"]
 
 
 @pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED])
