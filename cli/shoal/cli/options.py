@@ -54,7 +54,7 @@ SHORT: Final = {
     "mig": "migrations",
 }
 """Short name of a kind -> kind as listings name it."""
-ALL: Final = ("nodes", "workloads", "placements", "migrations")
+ALL: Final = ("nodes", "workloads", "placements", "migrations", "agreements")
 """Kinds of `all`: what runs, and where."""
 KINDS_HELP: Final = "\b\n" + fill(
     "Kinds: " + ", ".join(f"{kind} ({short})" for short, kind in SHORT.items()), 78, subsequent_indent="  ",
