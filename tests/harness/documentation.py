@@ -167,7 +167,7 @@ def _program_refusal(program: str, arguments: list[str], whole: bool) -> str:
             parser.parse_args(arguments)
         except SystemExit as ended:
             text = told.getvalue().strip().split("\n")[-1]
-            if ended.code == 0 or text.endswith("required: --token") or (not whole and _is_mention(text)):
+            if ended.code == 0 or text.startswith("found: no --token;") or (not whole and _is_mention(text)):
                 return ""
             return text
     return ""
@@ -175,9 +175,8 @@ def _program_refusal(program: str, arguments: list[str], whole: bool) -> str:
 
 def _is_mention(text: str) -> bool:
     """Whether what is wrong is an argument that is missing, or a placeholder in its place."""
-    return (
-        "required" in text or "expected one" in text or "found: tenant 'TENANT'" in text or "found: address 'A'" in text
-    )
+    is_missing = text.startswith(("found: no --", "found: no verb;")) or "expected one" in text
+    return is_missing or ": tenant 'TENANT'" in text or ": address 'A'" in text
 
 
 def _make_refusal(arguments: Sequence[str]) -> str:

@@ -13,13 +13,16 @@ from shoal.types.codes import ShoalError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 for a refusal, printed as `found: ..; wanted: ..; try: .. (CODE)`; 2 for invalid arguments."""
+    """Exit status: 0; 1 for a refusal, printed as `found: ..; wanted: ..; try: .. (CODE)`; 2 with USAGE for a command
+    line that cannot be read."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with without("rich"):  # structlog would import it for consoles, 5 MiB of each process; our logs are JSON
             return _front(words[1:]) if words[:1] == ["front"] else _run_command(words)
     except ShoalError as error:
-        print(error.refusal, file=sys.stderr)
+        from shoal.host.refusal_text import print_refusal
+
+        print_refusal(error.refusal)
     except KeyboardInterrupt:
         pass
     return 1

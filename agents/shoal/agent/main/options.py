@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.agent.core.shared_memory import SharedMemoryGrant, check_grants
 from shoal.agent.driver_port import DriverOptions
 from shoal.host import otlp
+from shoal.host.arguments import ArgumentParser
 from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -105,7 +106,7 @@ def driver_options(config: AgentConfig) -> DriverOptions:
 
 def parser() -> argparse.ArgumentParser:
     """Every option can also be set as SHOAL_NAME. The command line takes precedence."""
-    top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
+    top = ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
     commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | record | clock")
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.cli.render.columns import GAP, Cell, Column, fit, pad, shorten
+from shoal.host.refusal_text import labelled, printable
 from shoal.types.codes import Refusal
 
 
@@ -32,8 +33,9 @@ _stderr_console = _Console(highlight=False, soft_wrap=True, stderr=True)
 _display: Final = ContextVar[Console | None]("display", default=None)
 """What draws on the terminal now, see `notes_above`."""
 _CUT: Final = "some texts are cut"
-_LABEL: Final = 8
-"""Characters of a label of a refusal, with the space after it."""
+_LABEL_STYLES: Final = {"found:": "red", "wanted:": "cyan", "try:": "green"}
+
+clean = printable
 
 
 def emit(data: Any, output: str) -> None:
@@ -96,16 +98,8 @@ def show_refusal(refusal: Refusal, *, place: str = "", stderr: bool = True) -> N
         return
     if place:
         on.print(Text(clean(place), style="bold"))
-    named = (("found:", refusal.found, "red"), ("wanted:", refusal.asked, "cyan"), ("try:", refusal.remedy, "green"))
-    parts = [each for each in named if each[1]] or [("", "", "")]
-    for label, said, style in parts:
-        code = f" ({refusal.code})" if label == parts[-1][0] else ""
-        indent = " " * _LABEL
-        words = textwrap.fill(
-            clean(said) + code, max(on.width, _LABEL + 20), initial_indent=indent, subsequent_indent=indent,
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-        on.print(Text(label.ljust(_LABEL), style=style) + Text(words[_LABEL:]))
+    for label, words in labelled(refusal, on.width):
+        on.print(Text(label, style=_LABEL_STYLES.get(label.strip(), "")) + Text(words))
 
 
 def line(text: str, style: str = "") -> None:
@@ -137,11 +131,6 @@ def note_outage(why: Refusal | None) -> None:
 def progress(output: str) -> Callable[[str], None]:
     """Prints progress: on stderr if the output is for programs."""
     return note if output in ("json", "yaml") else line
-
-
-def clean(text: str) -> str:
-    """Remove control characters, so that untrusted text cannot control the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _clean_cell(cell: str | Cell) -> Cell:

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import json
-import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +26,7 @@ from shoal.coordinator.store.etcd.options import EtcdOptions
 from shoal.coordinator.store.etcd.users import authorise
 from shoal.host import file_descriptors, gc_freeze, logs, service_manager
 from shoal.host.private_files import disable_core_dumps
+from shoal.host.refusal_text import print_refusal
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.identity import check_name
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if refusal is not None:
             raise ShoalError(refusal)
     except ShoalError as error:
-        print(error.refusal, file=sys.stderr)
+        print_refusal(error.refusal)
         raise SystemExit(1) from None
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from shoal.coordinator.ports import StoreKind, StoreOptions, StoreSetting
 from shoal.host import logs, otlp
+from shoal.host.arguments import ArgumentParser
 from shoal.types.address import HostPort, parse_host
 from shoal.types.codes import Code, refuse
 from shoal.types.identity import check_name
@@ -204,7 +205,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     def default(name: str, otherwise: str) -> str:
         return environment.get(f"SHOAL_{name}", otherwise)
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="shoal-coordinator", description="A region's control plane, or the federation of several"
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
