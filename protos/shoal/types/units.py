@@ -111,8 +111,10 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
 
 
 def show_number(value: float, digits: int = 3) -> str:
-    """So many significant digits, and never an exponent: 1023 rather than 1.02e+03. What is less than a millionth has
-    fewer digits, and 0 is what is less than a billionth."""
+    """So many significant digits, and no exponent below 10^15: 1023 rather than 1.02e+03. What is less than a
+    millionth has fewer digits, and 0 is what is less than a billionth."""
+    if 1e15 <= abs(value) < math.inf:
+        return f"{value:.{digits}g}"
     if not abs(value) < 10**digits - 0.5:
         return f"{value:.0f}"
     text = f"{value:.{digits}g}"

@@ -105,7 +105,11 @@ def test_kinds_have_short_names_and_come_together() -> None:
         assert run(word, "-o", "name").split() == ["node/edge-1", "node/edge-2", "node/cloud"]
     both = run("no,dev")
     assert both.index("NODES\n") < both.index("edge-1 ") < both.index("DEVICES\n") < both.index("edge-1/cpu0")
-    assert [each for each in run("all").splitlines() if each.lower() in SINGULAR] == ["NODES", "WORKLOADS", "AGREEMENTS"]
+    assert [each for each in run("all").splitlines() if each.lower() in SINGULAR] == [
+        "NODES",
+        "WORKLOADS",
+        "AGREEMENTS",
+    ]
     assert "agreement/g-1" in run("all", "-o", "name").split(), "a workload that another region runs has no placement"
     assert run("node/cloud", "node/edge-2", "-o", "name").split() == ["node/cloud", "node/edge-2"]
     assert run("node", "cloud", "edge-2", "-o", "name").split() == ["node/cloud", "node/edge-2"]

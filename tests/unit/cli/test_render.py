@@ -329,6 +329,8 @@ def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureReq
         (show_usd_per_hour(1e-7), "0.0000001 USD/h"),
         (show_usd_per_hour(0.12345), "0.1235 USD/h"),
         (show_number(-1e-12), "0"),
+        (show_number(9.996e14), "999600000000000"),
+        (show_number(-3.4028e38), "-3.4e+38"),
         (show_number(math.nan), "nan"),
         (show_number(-math.inf), "-inf"),
     ],

@@ -7,6 +7,7 @@ from typing import Final
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
 from shoal.types.receipt import MAX_SPREAD, Receipt, SignedReceipt
+from shoal.types.units import show_number
 
 MAX_OPERATORS: Final = 512
 """Operators in one receipt. ONNX defines some 200, and a tenant's model may name any other."""
@@ -17,7 +18,7 @@ def check_spread(receipt: Receipt) -> Refusal | None:
     spread."""
     if receipt.spread <= MAX_SPREAD:
         return None
-    found = f"{receipt.device}: times that differ by {receipt.spread:.3g} of their median"
+    found = f"{receipt.device}: times that differ by {show_number(receipt.spread)} of their median"
     return Refusal(Code.RECEIPT_ABSURD, found, f"at most {MAX_SPREAD:g}", "it is measured again")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification
+from shoal.types.units import show_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def drift_refusal(comparisons: Sequence[InputComparison], what: str) -> Refusal 
 def show_drifts(comparisons: Sequence[InputComparison], what: str) -> str:
     """For people: how far answers are from the processor's; empty where no metric applied. what: as in
     `drift_refusal`."""
-    drifts = ", ".join(f"{each.output} {each.metric} {each.worst:.3g}" for each in worst_drifts(comparisons)[:4])
+    drifts = ", ".join(
+        f"{each.output} {each.metric} {show_number(each.worst)}" for each in worst_drifts(comparisons)[:4]
+    )
     return f"{drifts} from the processor's, over {what}" if drifts else ""
 
 
@@ -108,8 +111,8 @@ def _differences(comparisons: Sequence[InputComparison], drifts: Sequence[Drift]
     """The first difference that no tolerance allows, and the first drifts that are over their bounds; empty: none."""
     faults = [f"input {number}: {each.fault}" for number, each in enumerate(comparisons, 1) if each.fault]
     over = [
-        f"{drift.output}: {drift.metric} {drift.worst:.4g}, at {'most' if is_upper_bound(drift.metric) else 'least'} "
-        f"{drift.bound:.4g}"
+        f"{drift.output}: {drift.metric} {show_number(drift.worst, 4)}, "
+        f"at {'most' if is_upper_bound(drift.metric) else 'least'} {show_number(drift.bound, 4)}"
         for drift in drifts
         if not drift.passed
     ]

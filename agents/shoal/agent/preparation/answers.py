@@ -19,6 +19,7 @@ from shoal.artifacts.samples import read_pack
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Drift, Tolerance
+from shoal.types.units import show_number
 
 _MOST_SAMPLES: Final = 64
 """Ranges of a few dozen samples are what ONNX Runtime's and Qualcomm's own examples calibrate with; each one more costs
@@ -90,7 +91,10 @@ def simplify(model: bytes, to: Path) -> None:
 
 
 def show_drifts(drifts: Sequence[Drift]) -> str:
-    return ", ".join(f"{drift.output} {drift.metric} {drift.worst:.3g} (bound {drift.bound:g})" for drift in drifts[:4])
+    return ", ".join(
+        f"{drift.output} {drift.metric} {show_number(drift.worst)} (bound {show_number(drift.bound, 6)})"
+        for drift in drifts[:4]
+    )
 
 
 def conversion_failed(precision: str, error: Exception) -> ShoalError:

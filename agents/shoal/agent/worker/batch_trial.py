@@ -26,7 +26,7 @@ from shoal.agent.worker.tensors import Array
 from shoal.agent.worker.trial_rows import MOST_ROWS, NO_NAMES, Ask, generate_row, pack_rows
 from shoal.types.assignment import Batching
 from shoal.types.codes import ShoalError
-from shoal.types.units import Seconds
+from shoal.types.units import Seconds, show_seconds
 
 _log = structlog.get_logger(__name__)
 
@@ -86,7 +86,8 @@ class BatchTrial:
         if pace is None and loaded.run_s <= hop_s:
             return f"a run takes {loaded.run_s * 1e6:.0f} us, less than to hand it to a thread ({hop_s * 1e6:.0f} us)"
         if 2 * self._seconds_of_one(loaded) > LONGEST_RUN_S:
-            return f"a run takes {self._seconds_of_one(loaded):.3g} s, and one of two rows may hold others up too long"
+            run = show_seconds(self._seconds_of_one(loaded))
+            return f"a run takes {run}, and one of two rows may hold others up too long"
         return ""
 
     def _seconds_of_one(self, loaded: LoadResult) -> float:

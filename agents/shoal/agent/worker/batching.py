@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.worker.padding import Padding
+from shoal.types.units import show_seconds
 
 CONFIDENCE: Final = 0.95
 """Of the interval around a median: the sign test's order statistics (Conover, Practical Nonparametric Statistics, 3rd
@@ -115,7 +116,7 @@ def choose(curve: Sequence[BatchPoint], delay_s: float, latency_s: float | None)
     if not paying:
         best = max(admitted or curve[1:], key=lambda point: point.rows / point.median_s)
         gain = _gain(one.median_s, best.median_s, best.rows)
-        why = "" if admitted else f", and the latency bound leaves {within_s * 1e3:.3g} ms for a run"
+        why = "" if admitted else f", and the latency bound leaves {show_seconds(within_s)} for a run"
         return BatchDecision(None, f"no batches: {gain:.2f} times the rows a second at {best.rows}{why} ({shown})")
     best = max(paying, key=lambda point: point.rows / point.median_s)
     size = next(point for point in paying if point.rows / point.median_s >= best.rows / best.high_s)
@@ -128,4 +129,4 @@ def _gain(one_s: float, batch_s: float, rows: int) -> float:
 
 
 def _milliseconds(point: BatchPoint) -> str:
-    return f"{point.median_s * 1e3:.3g} ms"
+    return show_seconds(point.median_s)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shoal.agent.core.verification import InputComparison, is_within
 from shoal.agent.worker.tensors import Array
 from shoal.types.migration import Drift, Metric, Tolerance
+from shoal.types.units import show_number
 
 _Numbers = NDArray[np.float64]
 _MAX_FLOAT: Final = float(np.finfo(np.float64).max)
@@ -65,7 +66,7 @@ def why_beyond(expected: Mapping[str, Array], got: Mapping[str, Array], toleranc
     drift = next((each for each in found.drifts if not each.passed), None)
     if found.fault or drift is None:
         return found.fault
-    return f"{drift.output}: {drift.metric} {drift.worst:.3g}, bound {drift.bound:.3g}"
+    return f"{drift.output}: {drift.metric} {show_number(drift.worst)}, bound {show_number(drift.bound)}"
 
 
 def measure(metric: Metric, a: _Numbers, b: _Numbers, k: int = 5) -> float:

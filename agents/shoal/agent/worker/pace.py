@@ -12,7 +12,7 @@ from shoal.agent.driver_port import EmulatedPace
 from shoal.agent.emulation import PublishedFigure, nearest, seconds_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, refuse
-from shoal.types.units import Bytes, Seconds, Watts
+from shoal.types.units import Bytes, Seconds, Watts, show_number, show_seconds
 
 _BYTES: Final = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 """Bytes of a weight by precision."""
@@ -35,7 +35,8 @@ class ModelPace:
     def note(self) -> str:
         """For people."""
         published = self.relative
-        return f"paced as {published.model}, published: {published.latency_s * 1e3:.3g} ms, {published.flops:.3g} FLOPs"
+        gflop = show_number(published.flops / 1e9)
+        return f"paced as {published.model}, published: {show_seconds(published.latency_s)}, {gflop} GFLOP"
 
     def seconds(self, scale: float = 1.0) -> float:
         """Device time of one inference, before `time_scale`. `scale` is the ratio of the elements of its inputs to

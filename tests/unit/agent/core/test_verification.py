@@ -82,5 +82,7 @@ def test_first_answers_that_differ_are_refused(compared: tuple[InputComparison, 
 
 def test_first_answers_that_are_near_are_told() -> None:
     assert drift_refusal((GOOD,), "1 sample") is None
-    assert show_drifts((GOOD,), "1 sample") == "y max_rel 1e-05, y cosine 1 from the processor's, over 1 sample"
+    assert show_drifts((GOOD,), "1 sample") == "y max_rel 0.00001, y cosine 1 from the processor's, over 1 sample"
     assert show_drifts((replace(GOOD, drifts=()),), "1 sample") == "", "text that is equal"
+    far = replace(GOOD, drifts=(replace(GOOD.drifts[0], worst=1023.4),))
+    assert show_drifts((far,), "1 sample") == "y max_rel 1023 from the processor's, over 1 sample", "not 1.02e+03"

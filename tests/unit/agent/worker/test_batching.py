@@ -69,7 +69,7 @@ def test_the_latency_bound_limits_the_size() -> None:
     assert plan.size == 8
     decision = choose(curve, 0.002, 0.020)
     assert decision.plan is None
-    assert "the latency bound leaves 9 ms" in decision.reason
+    assert "the latency bound leaves 9ms" in decision.reason
 
 
 @given(curves(), st.floats(0, 0.1), st.none() | st.floats(1e-3, 2.0))

@@ -397,7 +397,7 @@ def test_a_new_version_is_held_to_the_old_one_alone(cause: Cause, model: str, *,
     after, _ = step(moving, scene(target, make_observed(requests=300, p95=0.01)), at(5), WALL)
     assert isinstance(after.state, RollingBackState) == trips
     if isinstance(after.state, RollingBackState):
-        assert after.state.refusal.asked.endswith("3 x 0.00987 s"), "as its bin of latencies says"
+        assert after.state.refusal.asked.endswith("3 x 9.87ms"), "as its bin of latencies says"
 
 
 def test_a_node_that_counts_no_latencies_is_judged_by_its_errors_alone() -> None:

@@ -37,7 +37,7 @@ from shoal.coordinator.core.migration.model import (
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.migration import Against, MigrationRule, Verdict, admits, has_answers
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
 
 LIMITS: Final = MigrationLimits()
 MigrationStep = tuple[Migration, tuple[MigrationEvent, ...]]
@@ -284,11 +284,10 @@ def _step_shifting(
     due = is_whole and now >= state.due
     if should_end_early(migration.rule, reading) or (due and not reading.passed):
         read = replace(migration, readings=(*migration.readings, replace(reading, passed=False)))
-        found = (
-            f"{reading.target.errors} of {reading.target.requests} requests failed, p95 {reading.target.p95_s:.3g} s"
-        )
+        p95 = show_seconds(reading.target.p95_s)
+        found = f"{reading.target.errors} of {reading.target.requests} requests failed, p95 {p95}"
         measure = reference_p95_s(reading.source, reading.target, chosen)
-        asked = f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {measure:.3g} s"
+        asked = f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {show_seconds(measure)}"
         return _roll_back(read, Refusal(Code.GUARD_TRIPPED, found, asked), now, wall, limits)
     if not is_whole and whole_from is not None and now >= whole_from:
         return _restart_step(migration, state, seen, now, wall, limits)
