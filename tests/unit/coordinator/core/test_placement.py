@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -378,6 +379,20 @@ def test_the_way_from_the_origin_counts_against_the_bound() -> None:
     far = intent(latency_p95_s=Seconds(0.1), traffic=traffic(1.0, "far"))
     assert only(place(inputs(fleet, far))).refusal is None
     assert only(place(inputs(fleet, far, rtt_s={"far": Seconds(0.2)}))).refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_from_origin", "words"),
+    [(0.0, False, ", up to"), (1.0, False, " with queueing, up to"), (1.0, True, " with queueing and network, up to")],
+)
+def test_a_reason_says_what_its_p95_counts(rate: float, is_from_origin: bool, words: str) -> None:
+    """It differed from the plan's column P95, which is of one request alone, and nothing said why."""
+    bounds = require(latency_p95_s=Seconds(1e-9), latency_from_origin=is_from_origin)
+    asked = intent(require=bounds, traffic=traffic(rate, "far") if rate else ())
+    found = candidate(only(place(inputs(fleet_of(node("a")), asked, rtt_s={"far": Seconds(0.2)}))), "a").refusal
+    assert found is not None
+    assert found.code is Code.SLO_UNREACHABLE
+    assert re.fullmatch(rf"p95 [\d.]+[mun]?s{words} [\d.]+[mun]?s", found.found), found.found
 
 
 def test_priority_is_served_first() -> None:

@@ -651,7 +651,10 @@ class Scope:
                     else f"label `{RTT_LABEL}` of {option.state.name} is no duration"
                 )
                 if mid < math.inf:
-                    found = f"p95 {show_seconds(mid)}, up to {show_seconds(high)}"
+                    # A plan's column P95 has neither.
+                    more = ("queueing" if rate else "", "network" if require.latency_from_origin else "")
+                    beyond = f" with {' and '.join(filter(None, more))}" if any(more) else ""
+                    found = f"p95 {show_seconds(mid)}{beyond}, up to {show_seconds(high)}"
                 refusal = Refusal(Code.SLO_UNREACHABLE, found, f"p95 of at most {show_quantity(bound, DURATION)}")
                 yield PlacementFault(Constraint.LATENCY, refusal, _raise_bound("latency_p95_s", high, bound))
         joules, is_estimated = option.prediction.joules, option.prediction.energy_source is EnergySource.ESTIMATED
