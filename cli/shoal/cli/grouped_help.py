@@ -1,6 +1,6 @@
 """Help of a command with many verbs: grouped by purpose, with examples, and verbs imported when they are used."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,6 +9,7 @@ import click
 from shoal.cli.examples import EXAMPLES, Example
 from shoal.cli.verbs import Verb
 from shoal.cli.wrong_word import WrongWord
+from shoal.host.program_help import format_examples
 
 
 class GroupedHelp(click.Group):
@@ -56,7 +57,7 @@ class GroupedHelp(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self._examples:
-            formatter.write("\n" + _format(self._examples) + "\n")
+            formatter.write("\n" + format_examples(self._examples) + "\n")
         super().format_epilog(ctx, formatter)
 
 
@@ -64,25 +65,10 @@ def _add_examples(command: click.Command, path: str) -> None:
     """To its help, and to that of the verbs below it."""
     parts = [command.epilog] if command.epilog else []
     if path in EXAMPLES:
-        parts.append("\b\n" + _format(EXAMPLES[path]))
+        parts.append("\b\n" + format_examples(EXAMPLES[path]))
     command.epilog = "\n\n".join(parts) or None
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             if (inner := command.get_command(context, name)) is not None:
                 _add_examples(inner, f"{path} {name}")
-
-
-def _format(examples: Iterable[Example]) -> str:
-    """Side by side where both fit into 80 columns, else the command beneath what it does."""
-    lines = ["Examples:"]
-    listed = tuple(examples)
-    widest = max(len(command) for command, _ in listed)
-    aside = all(not what or widest + 4 + len(what) <= 78 for _, what in listed)
-    for command, what in listed:
-        if aside:
-            lines.append(f"  {command.ljust(widest)}  {what}".rstrip())
-        else:
-            lines += [f"  # {what}"] if what else []
-            lines.append(f"  {command}")
-    return "\n".join(lines)

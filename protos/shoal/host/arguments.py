@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
+from shoal.host.program_help import HEADING, Example, format_examples
 from shoal.host.refusal_text import print_refusal
 from shoal.types.codes import Code, Refusal, ShoalError
 
@@ -21,6 +22,12 @@ _IS_NOT: Final = re.compile(r"(.*) is not ((?:one of|an?|between) .+)", re.DOTAL
 
 class ArgumentParser(argparse.ArgumentParser):
     """Its verbs are read by parsers of this class too."""
+
+    def __init__(self, *arguments: Any, examples: Iterable[Example] = (), **options: Any) -> None:
+        """examples: of its help."""
+        shown = tuple(examples)
+        options |= {"epilog": format_examples(shown), "formatter_class": _HelpFormatter} if shown else {}
+        super().__init__(*arguments, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """No verb leaves words over for another: who says so here can name the verb."""
@@ -85,3 +92,10 @@ class ArgumentParser(argparse.ArgumentParser):
         """Empty for a verb itself."""
         found = (each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
         return [verb for choices in found for verb in choices]
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Leaves the lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(HEADING) else super()._fill_text(text, width, indent)

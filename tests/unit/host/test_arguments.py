@@ -115,3 +115,10 @@ def test_any_refusal_has_its_code_once_at_the_end(found: str, wanted: str, remed
     assert [label for label, _ in lines if label.strip()] == [
         label for label, said in (("found:  ", found), ("wanted: ", wanted), ("try:    ", remedy)) if said
     ]
+
+
+def test_examples_stand_at_the_end_of_the_help_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    top = ArgumentParser(prog="tool", description="x " * 100, examples=(("tool run", "go"), ("tool  stop", "")))
+    assert top.format_help().endswith("\n\nExamples:\n  tool run    go\n  tool  stop\n")
+    assert max(map(len, top.format_help().splitlines())) <= 80

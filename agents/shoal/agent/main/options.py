@@ -19,6 +19,7 @@ from shoal.types.units import SIZE, Bytes, parse_quantity, show_bytes
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
 LINKS = ("auto", "grpc", "mqtt")
+_RUN = ("SHOAL_TOKEN=.. shoal-agent run --enrol eu.example.org:7444", "join, then serve")
 MIN_FRONT_MEMORY = Bytes(256 * 2**20)
 """Below this, one request of the largest size would not fit (`dataplane.memory`)."""
 
@@ -106,10 +107,18 @@ def driver_options(config: AgentConfig) -> DriverOptions:
 
 def parser() -> argparse.ArgumentParser:
     """Every option can also be set as SHOAL_NAME. The command line takes precedence."""
-    top = ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
+    top = ArgumentParser(
+        prog="shoal-agent",
+        description="Shoal on a device: serve models, tell what it can.",
+        examples=(_RUN, ("shoal-agent doctor", "why it does not work")),
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | record | clock")
 
-    join = commands.add_parser("join", help="enrol this machine with a one-time token")
+    join = commands.add_parser(
+        "join",
+        help="enrol this machine with a one-time token",
+        examples=(("SHOAL_TOKEN=.. shoal-agent join --coordinator eu.example.org:7444", ""),),
+    )
     _option(
         join,
         "--coordinator",
@@ -120,7 +129,11 @@ def parser() -> argparse.ArgumentParser:
     _option(
         join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
     )
-    run = commands.add_parser("run", help="serve until SIGTERM")
+    run = commands.add_parser(
+        "run",
+        help="serve until SIGTERM",
+        examples=(_RUN, ("shoal-agent run --role gateway --listen 0.0.0.0:8001", "a region's entry")),
+    )
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(
         run,
@@ -270,12 +283,22 @@ def parser() -> argparse.ArgumentParser:
             metavar="K=V",
             help="counts as self.K, or as K where the join token allows it; repeatable",
         )
-    doctor = commands.add_parser("doctor", help="check this node, each failure with what fixes it")
+    doctor = commands.add_parser(
+        "doctor",
+        help="check this node, each failure with what fixes it",
+        examples=(("shoal-agent doctor --state-dir /var/lib/shoal-agent", ""),),
+    )
     _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
-    clock = commands.add_parser("clock", help="what time this node believes it is")
+    clock = commands.add_parser(
+        "clock",
+        help="what time this node believes it is",
+        examples=(("shoal-agent clock --confirm", "the machine's clock is right"),),
+    )
     clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
     recording = commands.add_parser(
-        "record", help="write what a driver asks of this machine and is answered, for tests on other machines"
+        "record",
+        help="write what a driver asks of this machine and is answered, for tests on other machines",
+        examples=(("shoal-agent record amd --out amd.json", ""),),
     )
     recording.add_argument("driver", help="name of an installed driver: amd, ascend, nvidia")
     recording.add_argument("--out", type=Path, required=True, help="JSON file; look through it before you give it away")

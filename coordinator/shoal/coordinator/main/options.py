@@ -17,6 +17,7 @@ from shoal.types.identity import check_name
 
 ROLES: Final = ("region", "federation")
 OFF: Final = "off"
+_RUN: Final = ("shoal-coordinator run --region eu --data-dir /var/lib/shoal", "a region")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +207,21 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         return environment.get(f"SHOAL_{name}", otherwise)
 
     parser = ArgumentParser(
-        prog="shoal-coordinator", description="A region's control plane, or the federation of several"
+        prog="shoal-coordinator",
+        description="A region's control plane, or the federation of several",
+        examples=(
+            _RUN,
+            ("shoal-coordinator operator --data-dir /var/lib/shoal", "a new first operator"),
+        ),
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    run = verbs.add_parser("run", help="run a coordinator")
+    run = verbs.add_parser("run", help="run a coordinator", examples=(_RUN,))
     broker = verbs.add_parser(
         "broker-config",
         help="make the folder from which Mosquitto carries this region's agent links",
         description="Makes a folder with Mosquitto's configuration, certificate and rights; its `start` is what runs"
         " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
+        examples=(("shoal-coordinator broker-config --region eu --data-dir /var/lib/shoal", ""),),
     )
     restore = verbs.add_parser(
         "restore",
@@ -222,6 +229,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         description="Puts a backup (`shoal backup`, --archive-dir) into either store, or a copy of the SQLite file in"
         " its place, once it was read and found whole, with a history of its own: agents go on with what they run."
         " With SQLite, what the store was is kept beside it.",
+        examples=(("shoal-coordinator restore --data-dir /var/lib/shoal --from eu.tar", ""),),
     )
     restore.add_argument(
         "--from",
@@ -240,6 +248,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         " first operator, and waits ten seconds at most until its files are in DATA_DIR/operator (written; asked: no"
         " coordinator runs there, or its store does not take it yet, as its log says). Only who can write there can"
         " ask.",
+        examples=(("shoal-coordinator operator --data-dir /var/lib/shoal", ""),),
     )
     users = verbs.add_parser(
         "etcd-users",
@@ -248,6 +257,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         " etcd's authentication: who has no user is refused from then on. A region's coordinators come with a"
         " certificate whose common name is the user's: region-NAME, federation-NAME. The certificate that this command"
         " is given is that of `root`. What is right already stays: run it again to add a region.",
+        examples=(("shoal-coordinator etcd-users --scope region/eu --scope federation/fed", ""),),
     )
     users.add_argument(
         "--scope",
