@@ -1,12 +1,13 @@
 """What is known of a store that takes no writes: by whom it is asked, and when it is over."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from harness.fakes.clock import ManualClock
-from shoal.coordinator.controllers.log.events import EventLog, LogEvent
+from shoal.coordinator.controllers.log.events import EVENTS, OVERDUE_EVICTED, EventLog, LogEvent
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -73,3 +74,102 @@ async def test_a_store_that_does_not_answer_is_seen_though_nobody_writes(store: 
 async def test_a_sound_store_is_not_written_to(store: SqliteStore, log: EventLog) -> None:
     await log.probe()
     assert await store.scan("") == ()
+
+
+async def stored_events(store: SqliteStore) -> int:
+    return len(await store.scan(EVENTS))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_events_that_a_store_refused_displace_none_and_leave_none_behind(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    log = EventLog(store, ManualClock(), kept=20, audit_kept=100, shared=shared)
+    await log.start()
+    for number in range(30):
+        await log.write(LogEvent("MADE", f"{number}", ""))
+    for _ in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "commit", full)
+            for _ in range(50):
+                await log.probe()
+                with pytest.raises(ShoalError):
+                    await log.write(LogEvent("MADE", "refused", ""))
+        assert await stored_events(store) == 20, "the outage cost none of those before it"
+        await log.write(LogEvent("MADE", "back", ""))
+        assert await stored_events(store) == 20
+        for number in range(25):
+            await log.write(LogEvent("MADE", f"{number}", ""))
+        assert await stored_events(store) == 20, "each entry has one successor"
+
+
+async def test_of_commits_at_once_only_the_refused_ones_give_back_what_they_displaced(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(store, ManualClock(), kept=20, audit_kept=100)
+    await log.start()
+    for number in range(20):
+        await log.write(LogEvent("MADE", f"{number}", ""))
+    commit = store.commit
+
+    async def refuse_odd(transaction: Transaction) -> int:
+        if any(b'"odd"' in value for value in transaction.puts.values()):
+            await store.read(EVENTS)
+            return await full(transaction)
+        return await commit(transaction)
+
+    monkeypatch.setattr(store, "commit", refuse_odd)
+    await asyncio.gather(
+        *(log.write(LogEvent("MADE", "odd" if number % 2 else "even", "")) for number in range(16)),
+        return_exceptions=True,
+    )
+    assert await stored_events(store) == 20
+    for _ in range(20):
+        await log.write(LogEvent("MADE", "later", ""))
+    assert {event.subject for event in await log.events_after(0, 1000)} == {"later"}
+
+
+async def test_a_longer_log_of_before_is_cut_a_little_with_each_event(store: SqliteStore) -> None:
+    """More than etcd deletes in one transaction may be left by an older version, or by a higher limit."""
+    before = EventLog(store, ManualClock(), kept=1000, audit_kept=100)
+    await before.start()
+    await before.write(*(LogEvent("MADE", f"{number}", "") for number in range(200)))
+    log = EventLog(store, ManualClock(), kept=100, audit_kept=100)
+    await log.start()
+    writes = log.entries([LogEvent("MADE", "x", ""), LogEvent("MADE", "y", "")])
+    assert len(writes.deletes) == 2 + OVERDUE_EVICTED
+    log = EventLog(store, ManualClock(), kept=100, audit_kept=100)
+    await log.start()
+    for _ in range(10):
+        await log.write(LogEvent("MADE", "x", ""))
+    assert await stored_events(store) == 100
+
+
+async def test_more_events_at_once_than_are_kept_are_cut_by_later_ones(store: SqliteStore) -> None:
+    log = EventLog(store, ManualClock(), kept=10, audit_kept=100)
+    await log.start()
+    await log.write(*(LogEvent("MADE", f"{number}", "") for number in range(30)))
+    await log.write(LogEvent("MADE", "x", ""))
+    await log.write(LogEvent("MADE", "x", ""))
+    assert await stored_events(store) == 10
+
+
+async def test_an_entry_that_was_stored_though_its_commit_timed_out_counts_where_the_store_is_shared(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(store, ManualClock(), kept=5, audit_kept=100, shared=True)
+    await log.start()
+    commit = store.commit
+
+    async def time_out(transaction: Transaction) -> int:
+        await commit(transaction)
+        raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "commit", time_out)
+        for _ in range(10):
+            with pytest.raises(ShoalError):
+                await log.write(LogEvent("MADE", "x", ""))
+    await log.write(LogEvent("MADE", "y", ""))
+    assert await stored_events(store) == 5
+    assert [event.sequence for event in await log.events_after(0, 100)] == [7, 8, 9, 10, 11]

@@ -27,6 +27,9 @@ STORE_PROBE_S: Final = Seconds(5.0)
 UNSTAMPED = Wall(0.0)
 NODE_EVENTS_KEPT: Final = 256
 """Entries kept for each node that caused some; counted apart from the others, so a node cannot displace those."""
+OVERDUE_EVICTED: Final = 16
+"""Entries beyond the limit that one transaction deletes, in addition to one for each that it adds. They are there after
+a lower limit was set, say; all at once could be more than a transaction of etcd takes."""
 _NODE_CODES: Final = frozenset(
     {
         "NODE_CONNECTED",
@@ -99,6 +102,24 @@ class StoreWrites:
     deletes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EventWrites:
+    """Store operations for events, to add to the caller's transaction, and the numbers behind them."""
+
+    # The first number that was free before.
+    first: int
+    # Entries by key.
+    puts: Mapping[str, bytes]
+    # Numbers of the entries that are added, by cause.
+    added: Mapping[str, tuple[int, ...]]
+    # Numbers of the old entries that they displace, by the same causes, oldest first.
+    evicted: Mapping[str, tuple[int, ...]]
+
+    @property
+    def deletes(self) -> tuple[str, ...]:
+        return tuple(_key(EVENTS, number) for numbers in self.evicted.values() for number in numbers)
+
+
 class EventLog:
     """The one writer of both logs. An entry's number is taken when the entry is made: a gap is a transaction that
     failed.
@@ -137,22 +158,40 @@ class EventLog:
         await self._find_number()
         await self._find_tail()
 
-    def entries(self, events: Iterable[LogEvent]) -> StoreWrites:
-        """Writes for the stamped and numbered events, and deletes for the old entries that they displace."""
-        puts, deletes = {}, []
+    def entries(self, events: Iterable[LogEvent]) -> EventWrites:
+        """Writes for the stamped and numbered events, and deletes for the old entries that they displace. If they are
+        not committed, `_take_back` must undo this.
+        """
+        first, puts, added = self._next, dict[str, bytes](), dict[str, list[int]]()
         for event in events:
             sequence, self._next = self._next, self._next + 1
             puts[_key(EVENTS, sequence)] = codec.dump(self._stamp(event, sequence))
-            deletes += self._evict(event, sequence)
-        return StoreWrites(puts, tuple(each for each in deletes if each not in puts))
+            added.setdefault(event.cause, []).append(sequence)
+        evicted, overdue = dict[str, tuple[int, ...]](), OVERDUE_EVICTED
+        for cause, new in added.items():
+            evicted[cause] = self._evict(cause, len(new), overdue)
+            overdue -= max(0, len(evicted[cause]) - len(new))
+            self._numbers[cause].extend(new)
+        return EventWrites(first, puts, {cause: tuple(new) for cause, new in added.items()}, evicted)
 
-    def _evict(self, event: LogEvent, sequence: int) -> list[str]:
-        """Keys of the oldest entries with the same cause that exceed the limit after this event."""
-        cause = event.cause
+    def _evict(self, cause: str, count: int, overdue: int) -> tuple[int, ...]:
+        """Numbers of the oldest entries with this cause that exceed the limit once `count` are added, but at most
+        `overdue` more than that.
+        """
         numbers = self._numbers.setdefault(cause, deque())
-        numbers.append(sequence)
         most = min(NODE_EVENTS_KEPT, self._kept) if cause else self._kept
-        return [_key(EVENTS, numbers.popleft()) for _ in range(len(numbers) - most)]
+        excess = min(len(numbers) + count - most, count + overdue, len(numbers))
+        return tuple(numbers.popleft() for _ in range(excess))
+
+    def _take_back(self, writes: EventWrites) -> None:
+        """After a failed commit: what it would have displaced is still there, and its own entries are not. One that was
+        stored all the same, after a timeout, is found at the next start.
+        """
+        for cause, evicted in writes.evicted.items():
+            known, gone = self._numbers[cause], {*writes.added[cause]}
+            self._numbers[cause] = deque(sorted((*evicted, *(number for number in known if number not in gone))))
+        if self._shared:
+            self._next = writes.first  # `_find_number` reads what is there: nobody took a number meanwhile
 
     def _stamp(self, event: LogEvent, sequence: int) -> LogEvent:
         stand_in = self.stand_in(event.node) if event.node else ""
@@ -174,8 +213,7 @@ class EventLog:
         try:
             if self._shared:
                 return await self._commit_shared(puts, deletes, expect or {}, tuple(events))
-            entries = self.entries(events)
-            return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {}))
+            return await self._commit_entries(puts, deletes, expect or {}, self.entries(events))
         except ShoalError as error:
             if error.code is not Code.STORE_FULL or puts or not deletes:
                 raise
@@ -231,13 +269,20 @@ class EventLog:
                 entries = self.entries(events)
                 expected = {**expect, **dict.fromkeys(entries.puts, 0)}
                 try:
-                    return await self._commit(
-                        Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expected)
-                    )
+                    return await self._commit_entries(puts, deletes, expected, entries)
                 except StaleRevision:
                     taken = [await self._store.read(key) for key in entries.puts]
                     if not any(taken):
                         raise  # the numbers are free: one of the caller's own keys is stale
+
+    async def _commit_entries(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], expect: Mapping[str, int], entries: EventWrites
+    ) -> int:
+        try:
+            return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect))
+        except BaseException:
+            self._take_back(entries)
+            raise
 
     async def _find_number(self) -> None:
         for record in await self._store.scan(EVENTS, after=_key(EVENTS, self._next - 1)):
