@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from harness.builders.coordinator_core import node
 from harness.fakes.region import CountingIds, KnownModels, RecordedLinks, SteppedClock
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
+from shoal.coordinator.controllers.log.events import AUDIT, EventLog, first_broken_entry
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.workloads.migrations import MIGRATIONS
 from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
@@ -299,6 +301,22 @@ async def test_since_when_nodes_and_tokens_are_there_is_read_back(opener: Opener
         assert region.fleet.fleet.nodes["edge-1"].joined_at == first
         (token,) = await Enrolment(region.context, authority).tokens()
         assert (token.id, token.created_at) == (made.id, first)
+
+
+async def test_audit_entries_of_several_coordinators_at_once_form_one_chain(opener: Opener, tmp_path: Path) -> None:
+    async with open_store(opener, tmp_path) as store:
+        logs = [EventLog(store, CoordinatorClock(), kept=100, audit_kept=1000) for _ in range(3)]
+        for each in logs:
+            await each.start()
+
+        async def act(log: EventLog, name: str) -> None:
+            for number in range(15):
+                await log.audit(name, "Apply", f"{number}", "applied")
+
+        await asyncio.gather(*(act(log, f"coordinator {number}") for number, log in enumerate(logs)))
+        stored = await store.scan(AUDIT)
+        assert len(stored) == 3 * 15
+        assert first_broken_entry(stored) is None
 
 
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from harness.fakes.clock import ManualClock
-from shoal.coordinator.controllers.log.events import EVENTS, OVERDUE_EVICTED, EventLog, LogEvent
-from shoal.coordinator.ports import Transaction
+from shoal.coordinator.controllers.log.events import (
+    AUDIT,
+    AUDIT_ATTEMPTS,
+    EVENTS,
+    OVERDUE_EVICTED,
+    EventLog,
+    LogEvent,
+)
+from shoal.coordinator.ports import StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
 
@@ -173,3 +180,19 @@ async def test_an_entry_that_was_stored_though_its_commit_timed_out_counts_where
     await log.write(LogEvent("MADE", "y", ""))
     assert await stored_events(store) == 5
     assert [event.sequence for event in await log.events_after(0, 100)] == [7, 8, 9, 10, 11]
+
+
+async def test_an_audit_entry_that_loses_to_others_without_end_is_refused_with_a_code(
+    log: EventLog, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    async def lose(_: Transaction) -> int:
+        nonlocal tried
+        tried += 1
+        raise StaleRevision(AUDIT)
+
+    monkeypatch.setattr(store, "commit", lose)
+    with pytest.raises(ShoalError, match=Code.STORE_UNAVAILABLE):
+        await log.audit("op", "Apply", "x", "applied")
+    assert tried == AUDIT_ATTEMPTS

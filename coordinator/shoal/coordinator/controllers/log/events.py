@@ -16,6 +16,7 @@ from typing import Final
 from shoal.coordinator import codec
 from shoal.coordinator.ports import Clock, Compacted, StaleRevision, Store, StoreRecord, Transaction
 from shoal.coordinator.uncancelled import run_to_completion
+from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
@@ -25,6 +26,12 @@ AUDIT = "audit/"
 STORE_PROBE_S: Final = Seconds(5.0)
 """Interval between two probes of the store."""
 UNSTAMPED = Wall(0.0)
+AUDIT_ATTEMPTS: Final = 20
+"""Attempts to append to the audit log, which other coordinators append to at the same time: of those that try at once
+one succeeds, and the others pause."""
+AUDIT_PAUSE_S: Final = 0.01
+AUDIT_PAUSE_MOST_S: Final = 0.2
+"""Longest pause between two attempts; all pauses together take less than 4 s."""
 NODE_EVENTS_KEPT: Final = 256
 """Entries kept for each node that caused some; counted apart from the others, so a node cannot displace those."""
 OVERDUE_EVICTED: Final = 16
@@ -325,11 +332,15 @@ class EventLog:
 
     async def _chain(self, actor: str, action: str, subject: str, outcome: str) -> None:
         async with self._auditing:
-            try:
-                await self._append(actor, action, subject, outcome)
-            except StaleRevision:  # a commit that timed out may have stored its entry
-                await self._find_tail()
-                await self._append(actor, action, subject, outcome)
+            for attempt in range(AUDIT_ATTEMPTS):
+                try:
+                    return await self._append(actor, action, subject, outcome)
+                except StaleRevision:  # of another coordinator, or of a commit that timed out and stored its entry
+                    name = f"{actor} {action} {subject} {self._clock.wall()}"
+                    await self._clock.sleep(delay(name, attempt, base_s=AUDIT_PAUSE_S, cap_s=AUDIT_PAUSE_MOST_S))
+                    await self._find_tail()
+        found = f"{AUDIT_ATTEMPTS} entries of others, each at the moment of this one"
+        raise refuse(Code.STORE_UNAVAILABLE, found, "a place in the audit log", "try again")
 
     async def _append(self, actor: str, action: str, subject: str, outcome: str) -> None:
         entry = AuditEntry(self._audit_next, self._clock.wall(), actor, action, subject, outcome, self._audit_head)
