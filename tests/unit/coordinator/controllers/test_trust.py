@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from cryptography.x509 import DNSName, IPAddress, SubjectAlternativeName, load_pem_x509_certificate
 
-from harness.fakes.region import FakeAgent, RegionFixture
+from harness.fakes.region import FakeAgent, RecordedLinks, RegionFixture
 from shoal.coordinator.controllers.identity.certificates import GRACE_S, IDENTITIES
 from shoal.coordinator.controllers.identity.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.identity.revocation import ORDERS, REVOKED, RevocationKind, RevokedItem
 from shoal.coordinator.controllers.region.doctor import HealthCheck, examine_certificates
+from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
 from shoal.coordinator.controllers.region.trust import TrustController
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Liveness
 from shoal.coordinator.identity.authority import FileAuthority
@@ -62,7 +63,21 @@ class Membership:
     @classmethod
     async def open(cls, folder: Path, before: "Membership | None" = None, broker: Broker | None = None) -> "Membership":
         world = await RegionFixture.open(folder / "store", before.world if before else None)
-        authority = FileAuthority.open(folder / "ca", "eu", wall=world.clock.wall(), may_create=before is None)
+        return await cls.start(world, folder / "ca", broker, may_create=before is None)
+
+    async def elect_next(self, folder: Path) -> "Membership":
+        """The coordinator that leads while this one is paused: it has the same store and CA."""
+        world, sent = self.world, RecordedLinks()
+        config = RegionConfig("eu")
+        region = RegionalCoordinator(world.store, sent, world.models, world.models, world.clock, world.ids, config)
+        await region.start(elected=True)
+        return await self.start(replace(world, region=region, links=sent), folder / "ca", may_create=False)
+
+    @classmethod
+    async def start(
+        cls, world: RegionFixture, folder: Path, broker: Broker | None = None, *, may_create: bool
+    ) -> "Membership":
+        authority = FileAuthority.open(folder, "eu", wall=world.clock.wall(), may_create=may_create)
         enrolment = Enrolment(world.region.context, authority)
         told: list[Membership] = []
         members = TrustController(
@@ -385,6 +400,38 @@ async def test_a_rotation_waits_for_every_node_at_each_stage_and_goes_on_by_itse
         "CA_ISSUES",
         "CA_RETIRED",
     ]
+
+
+async def test_f08_a_replaced_leader_leaves_the_ca_as_it_is(region: Membership, tmp_path: Path) -> None:
+    await region.members.rotate("", "ann")
+    later = await region.elect_next(tmp_path)
+    for stage in ("issue", "retire", ""):
+        await expect_refusal(Code.NOT_LEADER, region.members.rotate(stage, "ann"))
+    await expect_refusal(Code.NOT_LEADER, region.members._advance())
+    assert region.world.region.leadership_loss.is_set()
+    await later.members.rotate("issue", "bob")
+    assert (later.authority.stage, region.authority.stage) == ("issue", "trust")
+
+
+async def test_f08_a_leader_goes_on_from_what_a_replaced_one_wrote_after_its_last_commit(
+    region: Membership, tmp_path: Path
+) -> None:
+    await region.members.rotate("", "ann")
+    later = await region.elect_next(tmp_path)
+    await region.authority.promote(region.world.clock.wall())  # paused between its commit and this
+    later.is_listed = False
+    await later.enrol("ann", Role.OPERATOR)
+    later_turned = later.turned
+    await expect_refusal(Code.CONFLICT, later.members.rotate("issue", "bob"))
+    assert (later.authority.fingerprint, later.turned) == (region.authority.fingerprint, later_turned + 1)
+    await region.authority.retire(region.world.clock.wall())
+    await later.members._advance()
+    assert (later.authority.stage, later.turned) == ("idle", later_turned + 2)
+    published = later.world.region.workloads.trust
+    assert published is not None
+    assert published.roots == later.authority.roots
+    await later.members._advance()
+    assert later.turned == later_turned + 2
 
 
 async def test_a_rotation_waits_until_the_federation_knows_the_next_ca(region: Membership) -> None:

@@ -135,6 +135,12 @@ class RegionFence:
         if self._clock.now() - self._floor_at >= FLOOR_INTERVAL_S:
             await self._events.commit(self._floor())
 
+    async def confirm(self) -> None:
+        """Writes to the store, which fails once another coordinator leads: before a change outside of the store. Raises
+        ShoalError(STORE_FULL | NOT_LEADER | ..).
+        """
+        await self._events.commit(self._floor())
+
     async def attest(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """Appends to the audit log; a failed write is raised. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
         await self._events.audit(actor, action, subject, outcome)

@@ -5,7 +5,8 @@ the list in memory, and every front against the list in its desired set. A rotat
 member lags behind; `Rotation.laggards` lists those that do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +33,7 @@ from shoal.coordinator.controllers.identity.rotation import (
 )
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
-from shoal.coordinator.ports import BrokerAccess, Clock, RotatingAuthority, StaleRevision, Store
+from shoal.coordinator.ports import BrokerAccess, Clock, SharedAuthority, StaleRevision, Store
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -57,7 +58,7 @@ class TrustController:
         self,
         region: RegionalCoordinator,
         store: Store,
-        authority: RotatingAuthority,
+        authority: SharedAuthority,
         clock: Clock,
         *,
         broker: BrokerAccess | None = None,
@@ -90,6 +91,7 @@ class TrustController:
             participants=self._participants,
             on_stage=self._on_stage,
             note=region.fence.note,
+            exclusive=self._as_leader,
         )
 
     async def start(self) -> None:
@@ -247,11 +249,28 @@ class TrustController:
         return await self._rotation.state()
 
     async def rotate(self, stage: str, actor: str) -> None:
-        """As `CaRotation.rotate`."""
+        """As `CaRotation.rotate`. Raises ShoalError(NOT_LEADER | STORE_FULL | STORE_UNAVAILABLE) too."""
         await self._rotation.rotate(stage, actor)
 
     async def _advance(self) -> None:
+        await self._reload()
         await self._rotation.advance()
+
+    @asynccontextmanager
+    async def _as_leader(self) -> AsyncIterator[None]:
+        """The CA's files are outside of the store, so no fence of a commit protects them: one goes before."""
+        await self._region.fence.confirm()
+        await self._reload()
+        yield
+
+    async def _reload(self) -> None:
+        """Takes over what a replaced leader wrote, which was paused after its last commit. Raises
+        ShoalError(STATE_CORRUPT).
+        """
+        before = self._authority.since
+        await self._authority.reload()
+        if self._authority.since != before:
+            self._on_stage()
 
     def _on_stage(self) -> None:
         self._on_rotation()
