@@ -21,6 +21,9 @@ RECEIPTS: Final = "receipts/"
 GRANTS: Final = "grants/"
 """Label grants of each node, from its join token and from operators."""
 CLAIMS: Final = "claims"
+RECEIPTS_DELETED: Final = 1000
+"""Receipts that one transaction deletes. An older version kept those of devices that were gone, however many, and a
+transaction of etcd takes 10,240 operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class NodeRepository:
         """Labels as each node declares them; None: stored before tokens granted labels."""
         self._losses: dict[str, int] = {}
         """How often each node was lost: what ran only there may since have been placed elsewhere."""
+        self._receipts: dict[str, set[str]] = {}
+        """By node, the devices whose receipt is stored."""
 
     async def load(self) -> tuple[NodeState, ...]:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
@@ -104,6 +109,7 @@ class NodeRepository:
                     duplicate=stored.duplicate,
                 )
             )
+        self._receipts = {name: {*devices} for name, devices in receipts.items()}
         claims = await self._store.read(CLAIMS)
         self._losses = {} if claims is None else dict(codec.load(Claims, claims.value).given_up)
         return tuple(states)
@@ -130,14 +136,19 @@ class NodeRepository:
         return self._losses.get(node, 0)
 
     async def save(self, stored: NodeRecord, *events: LogEvent, grant: LabelGrant | None = None) -> None:
-        """grant: to store with it. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
+        """Deletes the receipts of devices that the node no longer has. grant: to store with it. Raises StaleRevision,
+        ShoalError(STORE_FULL | ..).
+        """
         name = stored.node.name
         key = NODES + name
         puts = {key: codec.dump(stored)} | ({GRANTS + name: codec.dump(grant)} if grant is not None else {})
+        devices = self._receipts.get(name, set())
+        gone = sorted(devices - {device.name for device in stored.node.devices})[:RECEIPTS_DELETED]
         self._revisions[name] = await self._fence.commit(
-            puts, expect={key: self._revisions.get(name, 0)}, events=events
+            puts, deletes=_receipt_keys(name, gone), expect={key: self._revisions.get(name, 0)}, events=events
         )
         self._declared_labels[name] = stored.declared
+        devices.difference_update(gone)
 
     async def save_as_operator(self, stored: NodeRecord, event: LogEvent, grant: LabelGrant | None = None) -> None:
         """As `save`. Raises ShoalError(CONFLICT | STORE_FULL | ..)."""
@@ -148,17 +159,19 @@ class NodeRepository:
 
     async def save_receipts(self, node: str, signed: Iterable[SignedReceipt], event: LogEvent) -> None:
         """Raises ShoalError(STORE_FULL | ..)."""
-        puts = {
-            f"{RECEIPTS}{node}/{each.receipt.device}": codec.dump(
-                SignedRecord(
-                    each.receipt,
-                    base64.b64encode(each.content).decode(),
-                    base64.b64encode(each.signature).decode(),
-                )
+        records = {
+            each.receipt.device: SignedRecord(
+                each.receipt,
+                base64.b64encode(each.content).decode(),
+                base64.b64encode(each.signature).decode(),
             )
             for each in signed
         }
-        await self._fence.commit(puts, events=[event])
+        # Counted before: after a timeout they may be stored all the same.
+        self._receipts.setdefault(node, set()).update(records)
+        await self._fence.commit(
+            {f"{RECEIPTS}{node}/{device}": codec.dump(record) for device, record in records.items()}, events=[event]
+        )
 
     async def count_losses(self, nodes: Collection[str]) -> None:
         """Counts each of the nodes as lost once more, in memory in any case. Raises StaleRevision,
@@ -170,7 +183,12 @@ class NodeRepository:
     async def delete(self, state: NodeState, event: LogEvent) -> int:
         """All of a node but its losses. Raises ShoalError(CONFLICT | STORE_FULL | ..)."""
         node = state.name
-        keys = (NODES + node, GRANTS + node, *(f"{RECEIPTS}{node}/{device}" for device in state.receipts))
+        devices = self._receipts.get(node, set())
+        while len(devices) > RECEIPTS_DELETED:  # those of devices that are gone come first
+            first = sorted(devices, key=lambda device: (device in state.receipts, device))[:RECEIPTS_DELETED]
+            await self._fence.commit({}, deletes=_receipt_keys(node, first))
+            devices.difference_update(first)
+        keys = (NODES + node, GRANTS + node, *_receipt_keys(node, devices))
         try:
             revision = await self._fence.commit(
                 {}, deletes=keys, expect={NODES + node: self._revisions[node]}, events=[event]
@@ -179,6 +197,7 @@ class NodeRepository:
             raise _conflict(node) from cause
         self._revisions.pop(node, None)
         self._declared_labels.pop(node, None)
+        self._receipts.pop(node, None)
         return revision
 
     async def grant_of(self, node: str, known: NodeState | None) -> tuple[LabelGrant, bool]:
@@ -193,6 +212,10 @@ class NodeRepository:
         if known is not None and node in self._declared_labels and self._declared_labels[node] is None:
             return LabelGrant(known.node.labels), False
         return NO_LABEL_GRANT, True
+
+
+def _receipt_keys(node: str, devices: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{RECEIPTS}{node}/{device}" for device in devices)
 
 
 def _with_all_labels(node: Node) -> Node:
