@@ -10,12 +10,18 @@ from typing import Any, cast
 import pytest
 
 from harness.fakes.region import RegionFixture, two_agents
-from shoal.coordinator.api import views
+from shoal.coordinator import codec
+from shoal.coordinator.api import operator, region_views, views
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
+from shoal.coordinator.controllers.federation import ledger
+from shoal.coordinator.controllers.federation.ledger import LedgerDraft, LedgerWrites
+from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.workloads import placement_queries
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.types.device import Role
+from shoal.types.identity import Identity
+from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -162,6 +168,62 @@ async def test_a_long_list_gives_the_loop_turns_between_its_items() -> None:
     await extend_in_slices(listed, slow())
     assert listed == [0, 1, 2, 3, 4]
     assert turns > 5
+
+
+@pytest.fixture
+async def logs(world: RegionFixture) -> None:
+    """A ledger, and some entries of the audit log."""
+    for number in range(8):
+        await world.region.ledger.commit(
+            LedgerWrites(drafts=(LedgerDraft("renewed", f"g-{number}", "us", "shop/ocr"),))
+        )
+        await world.region.events.audit("ann", "Apply", f"{number}", "applied")
+
+
+@pytest.mark.parametrize("kind", ["ledger", "events"])
+async def test_a_long_log_is_parsed_in_slices(
+    world: RegionFixture, api: OperatorService, logs: None, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    loop, load, turns, parsed = asyncio.get_running_loop(), codec.load, 0, list[int]()
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(count)
+
+    def load_slowly(kind_of: Any, data: bytes) -> Any:
+        _spin(1.5 * SLICE_S)
+        parsed.append(turns)
+        return load(kind_of, data)
+
+    expected = [entry.agreement for entry in await world.region.ledger.entries_after(5)]
+    monkeypatch.setattr(region_views, "MAX_LEDGER_ENTRIES", 3)
+    monkeypatch.setattr(codec, "load", load_slowly)
+    count()
+    reply = await api.get(operator_pb2.GetRequest(kind=kind), "test")
+    listed = reply.ledger if kind == "ledger" else reply.events
+    assert len(listed) == len(parsed), "what is not shown is not parsed either"
+    assert len({*parsed}) == len(parsed) >= 3, "the loop has a turn between any two"
+    if kind == "ledger":
+        assert [each.agreement for each in reply.ledger] == expected
+
+
+async def test_doctor_reads_whole_logs_in_a_thread(
+    world: RegionFixture, api: OperatorService, logs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_certificates(_: object) -> AsyncIterator[doctor.HealthCheck]:
+        for each in list[doctor.HealthCheck]():
+            yield each
+
+    threads, viewer = dict[str, int](), Identity("eu", Role.VIEWER, "ann", Wall(0.0), Wall(0.0), "1")
+    for module, name in ((doctor, "first_broken_entry"), (ledger, "first_break")):
+        monkeypatch.setattr(module, name, _noting(threads, name, getattr(module, name)))
+    monkeypatch.setattr(doctor, "examine_certificates", no_certificates)
+    monkeypatch.setattr(operator, "identity_of_context", lambda _: viewer)
+    reply = await api.Doctor(operator_pb2.DoctorRequest(), None)
+    assert threads.keys() == {"first_broken_entry", "first_break"}
+    assert threading.get_ident() not in threads.values()
+    assert [each.ok for each in reply.checks if "ledger" in each.name or "audit" in each.name] == [True, True]
 
 
 async def test_work_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

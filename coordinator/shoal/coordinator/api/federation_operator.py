@@ -8,6 +8,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, stream_backup
 from shoal.coordinator.api.diagnostics import AddressableProcess, diagnostics, stream_logs
 from shoal.coordinator.api.events import MAX_EVENTS, newest_events, stream_events
+from shoal.coordinator.api.pace import extend_in_slices
 from shoal.coordinator.controllers.federation.rotation import FederationRotation
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
@@ -65,7 +66,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "events":
-                reply.events.extend(await newest_events(self._events))
+                await extend_in_slices(reply.events, await newest_events(self._events))
             case "ledger":
                 copies = await self._controller.copies(request.name, MAX_EVENTS)
                 reply.ledger.extend(to_wire(entry) for entry in copies)

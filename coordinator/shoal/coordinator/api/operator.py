@@ -317,8 +317,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.CreateTokenReply(id=created.id, token=created.text, expires_at=created.expires_at)
 
     async def Doctor(self, request: operator_pb2.DoctorRequest, context: Any) -> operator_pb2.DoctorReply:
-        reply = operator_pb2.DoctorReply()
-        for checks in (doctor.examine(self._region, self._store), doctor.examine_certificates(self._members)):
+        reply, compute = operator_pb2.DoctorReply(), partial(self._compute_pool.run, identity_of_context(context).uri)
+        for checks in (
+            doctor.examine(self._region, self._store, compute),
+            doctor.examine_certificates(self._members),
+        ):
             async for check in checks:
                 reply.checks.append(views.check_view(check.component, check.name, check.refusal))
         for name, refusal in (

@@ -111,11 +111,10 @@ class RegionViews:
                 now, wall = self._clock.now(), self._clock.wall()
                 reply.migrations.extend(migration_views(controller, fleet, name, tenant, now, wall))
             case "ledger":
-                reply.ledger.extend(
-                    to_wire(entry) for entry in (await self._region.ledger.entries_after(0))[-MAX_LEDGER_ENTRIES:]
-                )
+                entries = await self._region.ledger.newest_iterator(MAX_LEDGER_ENTRIES)
+                await extend_in_slices(reply.ledger, (to_wire(entry) for entry in entries))
             case "events":
-                reply.events.extend(await newest_events(self._region.events))
+                await extend_in_slices(reply.events, await newest_events(self._region.events))
             case "regions":
                 name = self._region.config.name
                 view = reply.regions.add(name=name, signals=self.signals())

@@ -6,13 +6,15 @@ detectable. A truncated end is detected because every counterpart keeps the last
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.ports import Clock, StaleRevision, Store, StoreRecord
 from shoal.types.chain import LedgerEntry, digest, first_break
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -131,33 +133,19 @@ class Ledger:
 
     async def newest(self, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest `limit` entries, oldest first."""
-        return await self.entries_after(max(0, self._next - 1 - limit))
+        return tuple(await self.newest_iterator(limit))
 
-    async def verify(self, peer_heads: Mapping[str, str]) -> Refusal | None:
+    async def newest_iterator(self, limit: int) -> Iterator[LedgerEntry]:
+        """As `newest`, but each entry is parsed when it is taken: thousands at once would hold the loop."""
+        found = await self._store.scan(LEDGER, after=_key(max(0, self._next - 1 - limit)))
+        return (codec.load(LedgerEntry, record.value) for record in found[-limit:])
+
+    async def verify(self, peer_heads: Mapping[str, str], compute: Compute = inline) -> Refusal | None:
         """Why the stored chain is not the one that was written; None if it is. peer_heads: by counterpart, the head of
-        this region's ledger that it keeps.
+        this region's ledger that it keeps. compute: runs what takes seconds for a long ledger.
         """
-        head, entries = self._head, list[LedgerEntry]()
-        for record in await self._store.scan(LEDGER):
-            number = int(record.key.removeprefix(LEDGER))
-            try:
-                entries.append(codec.load(LedgerEntry, record.value))
-            except ShoalError:
-                return _ledger_refusal(f"entry {number} cannot be read")
-            if entries[-1].sequence != number:
-                return _ledger_refusal(f"entry {number} says that it is {entries[-1].sequence}")
-        if (bad := first_break(entries)) is not None:
-            return _ledger_refusal(f"entry {bad} does not follow from the one before it")
-        known = {digest(entry) for entry in entries}
-        if head and head not in known:
-            return _ledger_refusal("the newest entries are not those that were written")
-        dropped = bool(entries) and entries[0].sequence > 1
-        cut = sorted(region for region, theirs in peer_heads.items() if theirs and theirs not in known)
-        if cut and not dropped:
-            return _ledger_refusal(
-                f"entries that were shown to {', '.join(cut)} are not there: the end was cut, or forked"
-            )
-        return None
+        head = self._head
+        return await compute(partial(_verify, await self._store.scan(LEDGER), head, dict(peer_heads)))
 
     async def _commit(self, writes: LedgerWrites) -> int:
         number, previous, written, old = self._next, self._head, dict[str, bytes](), list[str]()
@@ -196,6 +184,29 @@ class Ledger:
         """Finds the newest entry without validating it: doctor reports a corrupt one, and start must not fail on it."""
         for record in await self._store.scan(LEDGER, after=_key(self._next - 1)):
             self._next, self._head = int(record.key.removeprefix(LEDGER)) + 1, _digest(record)
+
+
+def _verify(stored: Sequence[StoreRecord], head: str, peer_heads: Mapping[str, str]) -> Refusal | None:
+    """As `Ledger.verify`. head: digest of the newest entry before they were read; empty for none."""
+    entries = list[LedgerEntry]()
+    for record in stored:
+        number = int(record.key.removeprefix(LEDGER))
+        try:
+            entries.append(codec.load(LedgerEntry, record.value))
+        except ShoalError:
+            return _ledger_refusal(f"entry {number} cannot be read")
+        if entries[-1].sequence != number:
+            return _ledger_refusal(f"entry {number} says that it is {entries[-1].sequence}")
+    if (bad := first_break(entries)) is not None:
+        return _ledger_refusal(f"entry {bad} does not follow from the one before it")
+    known = {digest(entry) for entry in entries}
+    if head and head not in known:
+        return _ledger_refusal("the newest entries are not those that were written")
+    dropped = bool(entries) and entries[0].sequence > 1
+    cut = sorted(region for region, theirs in peer_heads.items() if theirs and theirs not in known)
+    if cut and not dropped:
+        return _ledger_refusal(f"entries that were shown to {', '.join(cut)} are not there: the end was cut, or forked")
+    return None
 
 
 def _digest(record: StoreRecord) -> str:

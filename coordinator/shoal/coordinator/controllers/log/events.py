@@ -8,7 +8,7 @@ it describes, and each log keeps a stated number of entries. An audit entry carr
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -359,8 +359,12 @@ class EventLog:
 
     async def events_after(self, after: int, limit: int) -> tuple[LogEvent, ...]:
         """The newest `limit` events after number `after`, oldest first."""
+        return tuple(await self.event_iterator(after, limit))
+
+    async def event_iterator(self, after: int, limit: int) -> Iterator[LogEvent]:
+        """As `events_after`, but each event is parsed when it is taken: thousands at once would hold the loop."""
         found = await self._store.scan(EVENTS, after=_key(EVENTS, max(after, self._next - 1 - limit)))
-        return tuple(codec.load(LogEvent, record.value) for record in found)
+        return (codec.load(LogEvent, record.value) for record in found)
 
     async def follow(self, after: int) -> AsyncIterator[LogEvent]:
         """Past events from `after` on, then new ones as they are committed. A reader too slow for the watch lists

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from shoal.coordinator.controllers.log.events import AUDIT, digest_of, first_broken_entry
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.region.trust import TrustController
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.signals.model import Signal
 from shoal.coordinator.core.workloads.invariants import check
@@ -47,14 +49,18 @@ class HealthCheck:
     refusal: Refusal | None
 
 
-async def examine(region: RegionalCoordinator, store: Store) -> AsyncIterator[HealthCheck]:
-    """Checks store, audit log, ledger, invariants and gateway of the region; then each of its nodes."""
+async def examine(region: RegionalCoordinator, store: Store, compute: Compute = inline) -> AsyncIterator[HealthCheck]:
+    """Checks store, audit log, ledger, invariants and gateway of the region; then each of its nodes. compute: runs
+    what reads a whole log.
+    """
     yield HealthCheck(REGION, "the store is its newest state", region.restore_reason)
     yield HealthCheck(REGION, "the store takes writes", region.write_refusal)
     head = region.events.audit_head
     entries = await store.scan(AUDIT)
-    yield HealthCheck(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries, head))
-    yield HealthCheck(REGION, "the ledger is as it was written", await region.ledger.verify(region.peer_heads))
+    refusal = await compute(partial(_audit, entries, head))
+    yield HealthCheck(REGION, f"{len(entries)} audit entries follow from each other", refusal)
+    broken = await region.ledger.verify(region.peer_heads, compute)
+    yield HealthCheck(REGION, "the ledger is as it was written", broken)
     violations = check(region.workloads.snapshot())
     if not violations:
         yield HealthCheck(REGION, "the invariants hold", None)
