@@ -3,6 +3,7 @@
  * Watches files beneath $SHOAL_DISK_ROOT. Every operation that changes them is appended to $SHOAL_DISK_TRACE, in order,
  * as: kind (1 byte), three 8-byte little-endian numbers (offset or size, length of the first text, length of the second),
  * the path, the data (or the second path). `disk_available(bytes)` sets how much the files may still grow; -1: no limit.
+ * `disk_fails_flushes(1)` lets every flush fail with EIO, whatever was written before it; 0: no longer.
  *
  * While there is a file $SHOAL_DISK_SLOW, the disk is slow: it holds two numbers, milliseconds that a flush takes longer
  * and microseconds that a write does.
@@ -27,6 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static int trace = -1;
 static int64_t available = -1;
+static int fails_flushes;
 static const char *slow;
 
 __attribute__((constructor)) static void start(void) {
@@ -37,6 +39,7 @@ __attribute__((constructor)) static void start(void) {
 }
 
 void disk_available(int64_t bytes) { available = bytes; }
+void disk_fails_flushes(int fails) { fails_flushes = fails; }
 
 static int watched(const char *path) { return root[0] && path && strncmp(path, root, strlen(root)) == 0; }
 
@@ -171,6 +174,10 @@ static int flush(int fd, long call) {
   char path[PATH_MAX];
   int known = path_of(fd, path);
   if (known) linger(1);
+  if (known && fails_flushes) {
+    errno = EIO;
+    return -1;
+  }
   int done = syscall(call, fd);
   if (known && done == 0) {
     pthread_mutex_lock(&lock);

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from harness.faults.disk import SeededRng
@@ -107,9 +108,34 @@ async def fill(root: Path, library: str) -> None:
     print(json.dumps(report))
 
 
+async def flush(root: Path, library: str) -> None:
+    """A disk that fails flushes, and then works again: prints which of the keys were acknowledged."""
+    disk = ctypes.CDLL(library)
+    store = await SqliteStore.open(root / "store", reserve_bytes=0)
+    acknowledged = []
+
+    async def commit(key: str, size: int) -> None:
+        with suppress(ShoalError):
+            await store.commit(Transaction({key: b"x" * size}))
+            acknowledged.append(key)
+
+    await commit("before the copy", 1)
+    await store.backup()
+    await commit("after the copy", 1)
+    for size in (400_000, 200_000, 100_000):
+        disk.disk_fails_flushes(1)
+        await commit(f"refused {size}", size)
+        disk.disk_fails_flushes(0)
+        await commit(f"after {size}", 1)
+    print(json.dumps(acknowledged), flush=True)
+    os._exit(0)  # no tidy end: the next start finds the WAL as it is
+
+
+RUNS = {"fill": fill, "flush": flush}
+
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
     if sys.argv[1] == "write":
         asyncio.run(write(folder, int(sys.argv[3])))
     else:
-        asyncio.run(fill(folder, sys.argv[3]))
+        asyncio.run(RUNS[sys.argv[1]](folder, sys.argv[3]))

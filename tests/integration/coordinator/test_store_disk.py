@@ -185,6 +185,39 @@ async def test_f15_commits_behind_a_damaged_frame_of_the_wal_are_not_forgotten_s
         await store.close()
 
 
+async def test_f15_commits_that_the_disk_failed_to_flush_are_no_damage(tmp_path: Path, library: Path) -> None:
+    root = (tmp_path / "disk").resolve()
+    root.mkdir()
+    printed = run_writer("flush", str(root), str(library), environment=trace_environment(library, root))
+    acknowledged = json.loads(printed)
+    assert len(acknowledged) == 5, "every commit but the three that were not flushed"
+    store = await SqliteStore.open(root / "store", reserve_bytes=0)
+    assert store.recovery is None, f"sound bytes were taken for damage: {store.recovery}"
+    assert sorted(await content(store)) == sorted(acknowledged)
+    await store.close()
+
+
+async def test_f15_what_two_power_cuts_tore_is_no_damage(tmp_path: Path) -> None:
+    """A folder that is copied while the store is open is what a power cut leaves; then the last commit is torn."""
+    keys, directory = list[str](), tmp_path / "disk-0"
+    for number, size in enumerate((400_000, 200_000, 100_000)):
+        store = await SqliteStore.open(directory, reserve_bytes=0)
+        assert store.recovery is None, f"sound bytes were taken for damage: {store.recovery}"
+        assert sorted(await content(store)) == keys
+        keys.append(f"key {number}")
+        await store.commit(Transaction({keys[-1]: b"x"}))
+        wal = directory / "state.db-wal"
+        acknowledged = wal.read_bytes()
+        await store.commit(Transaction({"torn": b"x" * size}))
+        torn = bytearray(wal.read_bytes())
+        pairs = enumerate(zip(acknowledged, torn, strict=False))
+        first = next((at for at, (before, after) in pairs if before != after), len(acknowledged))
+        torn[first : first + 4096] = bytes(4096)
+        directory = Path(shutil.copytree(directory, tmp_path / f"disk-{number + 1}"))
+        (directory / "state.db-wal").write_bytes(torn)
+        await store.close()
+
+
 async def test_f15_without_a_copy_the_store_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     await make_filled_store(tmp_path)
     shutil.rmtree(tmp_path / "backups")

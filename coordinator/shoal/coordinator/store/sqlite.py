@@ -87,6 +87,10 @@ class SqliteStore:
         self._committed = asyncio.Event()
         self._waiting: deque[_Commit] = deque()
         self._closed = False
+        self._has_stale_frames = True
+        """Whether the WAL may end in frames of a commit that failed: one of this store, or, at first, one that a power
+        cut tore. SQLite lets the next commit overwrite only as many of them as it needs itself, and what is left of two
+        such commits looks at a start like damage (`sqlite_file._damage_of_wal`)."""
 
     SETTINGS: Final[tuple[StoreSetting, ...]] = ()
 
@@ -192,6 +196,7 @@ class SqliteStore:
         while commit.outcome is None:
             group = [self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))]
             try:
+                self._drop_stale_frames()
                 self._write(group)
             except Exception:  # one commit's error may refuse the whole group: write them one by one
                 for each in group:
@@ -208,13 +213,14 @@ class SqliteStore:
 
     def _write_or_delete(self, commit: _Commit) -> None:
         try:
+            self._drop_stale_frames()
             self._write([commit])
             return
         except sqlite3.Error as error:
             if commit.transaction.puts or not _is_full(error):
                 raise
         (self.directory / "reserve").unlink(missing_ok=True)
-        self._write([commit])
+        self._write([commit])  # stale frames stay for now: folding the WAL may take more room than the reserve had
         self._vacuum()
 
     def _write(self, group: Sequence[_Commit]) -> None:
@@ -228,7 +234,7 @@ class SqliteStore:
                 "free disk space, or delete documents; writes resume by themselves",
             )
         outcomes = list[int | Exception]()
-        execute = self._connection.execute
+        execute, had_stale_frames = self._connection.execute, self._has_stale_frames
         execute("BEGIN IMMEDIATE")
         try:
             for each in group:
@@ -236,11 +242,13 @@ class SqliteStore:
                     outcomes.append(self._apply(each.transaction))
                 except StaleRevision as stale:
                     outcomes.append(stale)
+            self._has_stale_frames = True
             execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 execute("ROLLBACK")
             raise
+        self._has_stale_frames = had_stale_frames
         for each, outcome in zip(group, outcomes, strict=True):
             each.outcome = outcome
 
@@ -340,9 +348,21 @@ class SqliteStore:
     def _vacuum(self) -> None:
         """Returns the pages that deletes freed to the disk."""
         with suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._fold_wal()
+            self._has_stale_frames = True
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._fold_wal()
+
+    def _drop_stale_frames(self) -> None:
+        if self._has_stale_frames:
+            self._fold_wal()
+
+    def _fold_wal(self) -> None:
+        """Flushes the acknowledged commits of the WAL into the file, then cuts the WAL to nothing. Raises
+        sqlite3.Error."""
+        (is_busy, *_) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not is_busy, "this connection holds the file exclusively"
+        self._has_stale_frames = False
 
     def _rows(self) -> tuple[StoreHead, list[tuple[str, bytes, int, bytes]]]:
         rows = self._connection.execute("SELECT key, value, revision, checksum FROM kv ORDER BY key").fetchall()

@@ -264,7 +264,8 @@ def _damage_of_wal(path: Path) -> str | None:
     commits after it.
 
     A power cut may tear the last commit, which was never acknowledged. Two commits at or after a bad frame of the same
-    generation are damage. Format: https://www.sqlite.org/fileformat2.html#walformat.
+    generation are damage, because the store begins another generation rather than write over what a failed commit left.
+    Format: https://www.sqlite.org/fileformat2.html#walformat.
     """
     wal = path.with_name(f"{path.name}-wal")
     data = wal.read_bytes() if wal.exists() else b""
