@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -171,7 +171,7 @@ class NoModels:
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         raise NotImplementedError
 
-    async def delete(self, digest: str) -> None:
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
         raise NotImplementedError
 
     async def inspect(

@@ -1,7 +1,7 @@
 """Ports of the coordinator: the Protocols that controllers depend on. Controllers name no adapter."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
@@ -427,7 +427,10 @@ class Blobs(Protocol):
         """Path of the complete, verified file. Raises ShoalError(MODEL_DIGEST | MODEL_TOO_LARGE | DISK_FULL)."""
         ...
 
-    async def delete(self, digest: str) -> None: ...
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
+        """Deletes the bytes that are there now, unless `is_unrecorded`, which is asked after that, says no, or the same
+        bytes are written once more meanwhile: another coordinator may do that, and record them."""
+        ...
 
 
 class Signals(Protocol):

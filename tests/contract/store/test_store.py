@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import node
 from harness.fakes.region import CountingIds, KnownModels, RecordedLinks, SteppedClock
+from harness.models.push import chunks_of
+from harness.models.synthetic import digest_of
 from harness.servers.etcd import Etcd, etcd
+from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.log.events import AUDIT, EventLog, first_broken_entry
@@ -34,7 +37,9 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.link import Hello, Welcome
-from shoal.types.units import Elapsed, Wall
+from shoal.types.migration import PackRef
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Bytes, Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 
 CHANGES_KEPT = 16
@@ -317,6 +322,75 @@ async def test_audit_entries_of_several_coordinators_at_once_form_one_chain(open
         stored = await store.scan(AUDIT)
         assert len(stored) == 3 * 15
         assert first_broken_entry(stored) is None
+
+
+class PausedModels(DirectoryBlobs):
+    """The folder that all coordinators of a region share, and an inspector. It stands still, when told so, in the step
+    of that name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, Bytes(10_000))
+        self.pause_in = ""
+        self.is_paused, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def _reach(self, step: str) -> None:
+        if step == self.pause_in:
+            self.is_paused.set()
+            await self.goes_on.wait()
+
+    async def inspect(
+        self,
+        path: str,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_background: bool = False,
+    ) -> ModelProfile:
+        await self._reach("inspect")
+        return await KnownModels().inspect(path, digest, shapes)
+
+    async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
+        return await KnownModels().inspect_pack(path, digest, model)
+
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
+        await self._reach("delete")
+        await super().delete(digest, is_unrecorded)
+
+
+@pytest.mark.parametrize("step", ["inspect", "delete"])
+async def test_f08_a_leader_that_stood_still_deletes_no_bytes_that_the_next_one_recorded(
+    opener: Opener, tmp_path: Path, step: str
+) -> None:
+    content, clock, ids = b"m" * 1000, SteppedClock(), CountingIds()
+    digest = digest_of(content)
+
+    async def lead(store: OpenStore) -> tuple[RegionalCoordinator, PausedModels]:
+        models = PausedModels(tmp_path / "models")
+        region = RegionalCoordinator(store, RecordedLinks(), models, models, clock, ids, RegionConfig("eu"))
+        await region.start(elected=True)
+        return region, models
+
+    async def push(region: RegionalCoordinator) -> None:
+        await region.models.push("ocr", Bytes(len(content)), digest, chunks_of(content), actor="ann")
+
+    async with open_store(opener, tmp_path / "store") as store:
+        first, models = await lead(store)
+        if step == "delete":
+            await push(first)
+        models.pause_in = step
+        paused = asyncio.ensure_future(first.models.remove("ocr", "ann") if step == "delete" else push(first))
+        await asyncio.wait_for(models.is_paused.wait(), 10.0)
+        second, _ = await lead(store)
+        await push(second)
+        models.goes_on.set()
+        (ended,) = await asyncio.gather(paused, return_exceptions=True)
+        if step == "inspect":
+            assert isinstance(ended, ShoalError)
+            assert ended.code is Code.NOT_LEADER
+        size, chunks = await second.models.fetch(digest, 0)
+        assert b"".join([chunk async for chunk in chunks]) == content
+        await second.models.remove("ocr", "ann")
+        assert await models.stat(digest) is None, f"the leader deletes its {size} bytes"
 
 
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:

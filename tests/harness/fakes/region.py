@@ -1,6 +1,6 @@
 """A region over a real store with a clock that the test moves, and agents that are only values."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,8 +107,9 @@ class KnownModels:
         self.kept.add(digest)
         return digest
 
-    async def delete(self, digest: str) -> None:
-        self.kept.discard(digest)
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
+        if await is_unrecorded():
+            self.kept.discard(digest)
 
     async def inspect(
         self,

@@ -23,7 +23,7 @@ async def push(folder: Path, content: bytes, limits: InspectionLimits | None = N
         path = await blobs.write(chunks_of(content), size=Bytes(len(content)), digest=digest)
         return await ChildInspector(limits).inspect(path, digest)
     except ShoalError as error:
-        await blobs.delete(digest)
+        Path(blobs.path(digest)).unlink(missing_ok=True)
         return error.refusal
 
 

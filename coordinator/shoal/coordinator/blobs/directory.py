@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -112,10 +112,13 @@ class DirectoryBlobs:
                 await run_thread_to_completion(arriving.path.unlink, missing_ok=True)
         return str(path)
 
-    async def delete(self, digest: str) -> None:
-        """Deletes the model; a missing one is no error. Readers that have it open continue."""
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
+        """Deletes the model unless `is_unrecorded` says no, or another file took its place before the answer. No model
+        is no error. Readers that have it open continue."""
         path = self._path(digest)
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        seen = await asyncio.to_thread(_identity, path)
+        if seen is not None and await is_unrecorded():
+            await asyncio.to_thread(_unlink_same, path, seen)
 
     def _path(self, digest: str) -> Path:
         match = _DIGEST.fullmatch(digest)
@@ -196,6 +199,20 @@ def _size(path: Path) -> Bytes | None:
     except FileNotFoundError:
         return None
     return Bytes(found.st_size) if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else None
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Differs between a file and the one that replaces it, though inodes are used again. None: there is no file."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _unlink_same(path: Path, seen: tuple[int, int, int]) -> None:
+    if _identity(path) == seen:
+        path.unlink(missing_ok=True)
 
 
 def _append(descriptor: int, chunk: bytes, digest: "hashlib._Hash") -> None:

@@ -7,7 +7,7 @@ acknowledged. Files are replaced by write, flush, rename, and a flush of the dir
 import asyncio
 import pickle
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from enum import StrEnum
 
 from shoal.coordinator.ports import StaleRevision, StoreChange, StoreRecord, Transaction
@@ -290,7 +290,7 @@ class SimModels:
             pass
         return digest
 
-    async def delete(self, digest: str) -> None:
+    async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
         return None
 
 

@@ -37,6 +37,14 @@ async def gather(blobs: DirectoryBlobs, digest: str = DIGEST, offset: int = 0) -
     return b"".join([chunk async for chunk in blobs.read(digest, offset)])
 
 
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
 async def refusal_code(blobs: DirectoryBlobs, chunks: AsyncIterator[bytes], size: int, digest: str) -> Code:
     """The code, having checked that nothing is left of it."""
     with pytest.raises(ShoalError) as caught:
@@ -65,9 +73,9 @@ async def test_unknown_and_deleted(blobs: DirectoryBlobs) -> None:
     with pytest.raises(ShoalError) as caught:
         await gather(blobs)
     assert caught.value.code is Code.MODEL_UNKNOWN
-    await blobs.delete(DIGEST)
+    await blobs.delete(DIGEST, yes)
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
-    await blobs.delete(DIGEST)
+    await blobs.delete(DIGEST, yes)
     assert await blobs.stat(DIGEST) is None
 
 
@@ -75,7 +83,7 @@ async def test_unknown_and_deleted(blobs: DirectoryBlobs) -> None:
     "digest", ["", "sha256:", "sha256:" + "A" * 64, "sha256:../../etc/passwd", "md5:" + "0" * 32, DIGEST + "\n"]
 )
 async def test_a_name_that_is_no_digest_reaches_no_file(blobs: DirectoryBlobs, digest: str) -> None:
-    for call in (blobs.stat(digest), blobs.delete(digest), gather(blobs, digest)):
+    for call in (blobs.stat(digest), blobs.delete(digest, yes), gather(blobs, digest)):
         with pytest.raises(ShoalError) as caught:
             await call
         assert caught.value.code is Code.MODEL_DIGEST
@@ -134,8 +142,21 @@ async def test_a_reader_of_a_deleted_or_replaced_model_reads_on(blobs: Directory
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
     reading = blobs.read(DIGEST, 0)
     first = await anext(reading)
-    await blobs.delete(DIGEST)
+    await blobs.delete(DIGEST, yes)
     assert first + b"".join([chunk async for chunk in reading]) == CONTENT
+
+
+async def test_recorded_bytes_and_those_that_came_after_the_question_stay(blobs: DirectoryBlobs) -> None:
+    async def pushed_again() -> bool:
+        await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+        return True
+
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    for answer in (no, pushed_again):
+        await blobs.delete(DIGEST, answer)
+        assert await gather(blobs) == CONTENT
+    await blobs.delete(DIGEST, yes)
+    assert files(blobs) == []
 
 
 async def test_two_that_push_the_same_model(blobs: DirectoryBlobs) -> None:

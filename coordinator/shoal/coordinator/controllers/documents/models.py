@@ -1,6 +1,6 @@
 """Push, keep, fetch and remove models: signature and bytes verified, inspected in a child process, then recorded.
 
-A refused model leaves no bytes behind.
+A refused model leaves no bytes behind, unless the store cannot tell that no record names them.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -214,7 +214,23 @@ class ModelsController:
         """
         async with self._fence.documents_lock:
             if digest not in self._catalog().models and digest not in self._catalog().packs:
-                await self._blobs.delete(digest)
+                await self._delete_bytes(digest)
+
+    async def _delete_bytes(self, digest: str) -> None:
+        """Deletes bytes that no record of the store names, as long as this coordinator leads. What it remembers does
+        not suffice: all coordinators of the region share the bytes, so one that stood still might delete what the next
+        leader has recorded. Needs the lock.
+        """
+
+        async def is_unrecorded() -> bool:
+            try:
+                found = [await self._store.read(kind + digest) for kind in (MODELS, PACKS)]
+                return not any(found) and await self._fence.is_current()
+            except ShoalError as error:  # a commit without an answer may have been made
+                log.warning("model_bytes_kept", digest=digest, error=str(error))
+                return False
+
+        await self._blobs.delete(digest, is_unrecorded)
 
     async def _check_bytes(self, digest: str) -> None:
         """Another push of the same bytes may have failed after their inspection and deleted them.
@@ -372,7 +388,7 @@ class ModelsController:
         )
         self._adopt(self._catalog().with_changes(models=models, packs=packs))
         for each in (*gone, digest):
-            await self._blobs.delete(each)
+            await self._delete_bytes(each)
         return digest, True
 
     async def _remove_pack(self, digest: str, actor: str) -> None:
@@ -384,7 +400,7 @@ class ModelsController:
         await self._fence.commit({}, deletes=(PACKS + digest,), events=[LogEvent("SAMPLES_REMOVED", digest, "", actor)])
         left = {key: other for key, other in self._catalog().packs.items() if key != digest}
         self._adopt(self._catalog().with_changes(packs=left))
-        await self._blobs.delete(digest)
+        await self._delete_bytes(digest)
 
     async def _ingest(
         self, size: Bytes, digest: str, chunks: AsyncIterator[bytes],

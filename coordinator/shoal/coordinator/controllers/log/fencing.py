@@ -51,6 +51,8 @@ class RegionFence:
         self._ids = ids
         self._meter = meter
         self._record = RegionRecord(name, "", 1)
+        self._revision = 0
+        """Revision of the region record that commits require; 0 while the store has none."""
         self._floor_at = clock.now()
         self.documents_lock = asyncio.Lock()
         """Held while documents or models change, because each change is computed from the result of the one before."""
@@ -79,8 +81,14 @@ class RegionFence:
             self._floor_at = self._clock.now()
 
     def _adopt(self, record: RegionRecord, revision: int) -> None:
-        self._record = record
+        self._record, self._revision = record, revision
         self._events.set_fence(KEY, revision)
+
+    async def is_current(self) -> bool:
+        """Whether the store would still take this coordinator's commits: for effects outside of it, which it cannot
+        refuse. Raises ShoalError(STORE_UNAVAILABLE)."""
+        found = await self._store.read(KEY)
+        return (0 if found is None else found.revision) == self._revision
 
     async def open_history(self, why: str, *, unknown_history: str = "") -> None:
         """Begins a new history, in which generations restart: agents accept lower ones and stop no replica because of
