@@ -142,9 +142,9 @@ async def receive_recording(
     chunks: AsyncIterator[bytes],
 ) -> PackRef:
     """Stores a replica's recorded answers as its model's reference, if it was asked for them and is the first. Raises
-    ShoalError(ROLE_DENIED | CONFLICT | MODEL_* | DISK_FULL | STORE_FULL | ..)."""
+    ShoalError(ROLE_DENIED | OVERLOADED | CONFLICT | MODEL_* | DISK_FULL | STORE_FULL | ..)."""
     by = provenance_of(region.workloads, caller.name, assignment, model, region.clock.wall())
-    pack = await region.models.receive_pack(model, size, digest, chunks)
+    pack = await region.models.receive_recording(by, size, digest, chunks)
 
     async def keep() -> None:
         await region.models.keep_pack(pack, model, actor=caller.uri, by=by)

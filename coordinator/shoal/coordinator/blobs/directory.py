@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -38,6 +39,10 @@ class DirectoryBlobs:
         self._incoming = self._root / "incoming"
         self._max_bytes = max_bytes
         self._spare_bytes = spare_bytes
+        self._promised_bytes = 0
+        """What the writes under way declared and have not written yet."""
+        self._promising = threading.Lock()
+        """Held while `_promised_bytes` changes, in the threads of all writes."""
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._incoming.iterdir():
             left.unlink()
@@ -95,7 +100,7 @@ class DirectoryBlobs:
                         f"{size} bytes",
                         "declare the file's true size",
                     )
-                await run_thread_to_completion(_append, arriving.descriptor, chunk, found)
+                await run_thread_to_completion(self._append, arriving, chunk, found)
             if f"sha256:{found.hexdigest()}" != digest:
                 raise refuse(
                     Code.MODEL_DIGEST,
@@ -108,8 +113,7 @@ class DirectoryBlobs:
             raise _disk_error(failed, size) from failed
         finally:
             arriving.close()
-            if arriving.path is not None:
-                await run_thread_to_completion(arriving.path.unlink, missing_ok=True)
+            await run_thread_to_completion(self._forget, arriving)
         return str(path)
 
     async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
@@ -129,12 +133,35 @@ class DirectoryBlobs:
         return self._root / match.group(1)
 
     def _create(self, arriving: "OpenFile", size: int) -> None:
-        """Creates an empty file to write into, if the file system has room for `size` bytes now."""
-        free = shutil.disk_usage(self._incoming).free
-        if free < size + self._spare_bytes:
-            raise OSError(errno.ENOSPC, f"{show_bytes(free)} free")
+        """Creates an empty file to write into, if the file system has room for `size` bytes beside the other writes."""
+        with self._promising:
+            free, promised = shutil.disk_usage(self._incoming).free, self._promised_bytes
+            if free < promised + size + self._spare_bytes:
+                raise OSError(
+                    errno.ENOSPC, f"{show_bytes(free)} free, {show_bytes(promised)} of them promised to others"
+                )
+            self._promised_bytes += size
+            arriving.promised_bytes = size
         arriving.descriptor, name = tempfile.mkstemp(dir=self._incoming)  # 0600, O_EXCL
         arriving.path = Path(name)
+
+    def _append(self, arriving: "OpenFile", chunk: bytes, digest: "hashlib._Hash") -> None:
+        digest.update(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(arriving.descriptor, view) :]
+        self._release(arriving, len(chunk))
+
+    def _release(self, arriving: "OpenFile", size: int) -> None:
+        with self._promising:
+            self._promised_bytes -= size
+            arriving.promised_bytes -= size
+
+    def _forget(self, arriving: "OpenFile") -> None:
+        """Deletes what is left of a write that failed, and gives back the room that it did not take."""
+        if arriving.path is not None:
+            arriving.path.unlink(missing_ok=True)
+        self._release(arriving, arriving.promised_bytes)
 
     def _publish(self, arriving: "OpenFile", path: Path) -> None:
         """Flushes the bytes, renames the file and flushes the directory, in this order."""
@@ -150,11 +177,13 @@ class DirectoryBlobs:
 
 
 class OpenFile:
-    """A descriptor that a thread opens and the event loop closes. path: file to remove on close."""
+    """A descriptor that a thread opens and the event loop closes. path: file to remove on close. promised_bytes: what
+    is still to be written to it."""
 
     def __init__(self) -> None:
         self.descriptor = -1
         self.path: Path | None = None
+        self.promised_bytes = 0
 
     def open(self, path: Path) -> None:
         self.descriptor = open_model(path)
@@ -213,13 +242,6 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 def _unlink_same(path: Path, seen: tuple[int, int, int]) -> None:
     if _identity(path) == seen:
         path.unlink(missing_ok=True)
-
-
-def _append(descriptor: int, chunk: bytes, digest: "hashlib._Hash") -> None:
-    digest.update(chunk)
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _disk_error(failed: OSError, size: int) -> ShoalError:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,29 @@ async def test_a_disk_that_fills_up_midway_leaves_nothing(
 async def test_a_disk_that_is_too_small_is_known_before(tmp_path: Path) -> None:
     blobs = DirectoryBlobs(tmp_path / "models", Bytes(2**20), spare_bytes=Bytes(2**62))
     assert await refusal_code(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
+
+
+async def test_no_two_pushes_are_promised_the_same_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=3_000_000 - sum(each.stat().st_size for each in files(blobs)))
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield CONTENT[:300_000]
+        await goes_on.wait()
+        yield CONTENT[300_000:]
+
+    blobs, goes_on = DirectoryBlobs(tmp_path / "models", Bytes(2**20), spare_bytes=Bytes(1_000_000)), asyncio.Event()
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    pushes = [asyncio.create_task(blobs.write(slow(), size=SIZE, digest=DIGEST)) for _ in range(4)]
+    await until(lambda: sum(each.done() for each in pushes) == 2, 10.0, "two to be refused, and two to have room")
+    goes_on.set()
+    ended = await asyncio.gather(*pushes, return_exceptions=True)
+    assert [each.code for each in ended if isinstance(each, ShoalError)] == [Code.DISK_FULL] * 2
+    for _ in range(3):
+        with pytest.raises(ShoalError) as caught:
+            await blobs.write(chunks_of(CONTENT[1:]), size=SIZE, digest=DIGEST)
+        assert caught.value.code is Code.MODEL_DIGEST, "what a failed push was promised is free again"
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
 
 
 async def test_a_reader_of_a_deleted_or_replaced_model_reads_on(blobs: DirectoryBlobs) -> None:

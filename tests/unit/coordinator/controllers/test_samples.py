@@ -276,6 +276,28 @@ async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judge
     await again.store.close()
 
 
+async def test_a_replica_sends_one_recording_at_a_time(world: RegionFixture) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        began.set()
+        yield b"x" * 500
+        await goes_on.wait()
+        yield b"x" * 500
+
+    await warm(world)
+    began, goes_on, models = asyncio.Event(), asyncio.Event(), world.region.models
+    (one,) = world.region.workloads.desired["edge-1"].assignments
+    by = provenance_of(world.region.workloads, "edge-1", one.id, DIGEST, world.clock.wall())
+    sending = asyncio.create_task(models.receive_recording(by, Bytes(1000), PACK, slow()))
+    await asyncio.wait_for(began.wait(), 10.0)
+    with pytest.raises(ShoalError) as caught:
+        await models.receive_recording(by, Bytes(1000), OTHER, content())
+    assert caught.value.code is Code.OVERLOADED
+    await models.receive_recording(replace(by, assignment="a-other"), Bytes(1000), OTHER, content())
+    goes_on.set()
+    assert (await sending).digest == PACK
+    assert (await models.receive_recording(by, Bytes(1000), OTHER, content())).digest == OTHER
+
+
 async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: RegionFixture) -> None:
     agent = await warm(world)
     (one,) = world.region.workloads.desired["edge-1"].assignments

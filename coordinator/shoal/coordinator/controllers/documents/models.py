@@ -68,6 +68,8 @@ class ModelsController:
         self._catalog = catalog
         self._adopt = adopt
         self._region = context.name
+        self._recorders = set[str]()
+        """Assignments whose recordings are under way."""
         self.profiles = ProfileRefresh(context, blobs, inspector, catalog, adopt)
         """To run in the background after a start."""
 
@@ -170,6 +172,23 @@ class ModelsController:
         except BaseException:
             await self._delete_unrecorded(digest)
             raise
+
+    async def receive_recording(
+        self, by: Provenance, size: Bytes, digest: str, chunks: AsyncIterator[bytes]
+    ) -> PackRef:
+        """`receive_pack` for what a replica recorded: one upload at a time of each, because room is kept for all that
+        it declares, however slowly it comes. Raises ShoalError(OVERLOADED) besides.
+        """
+        if by.assignment in self._recorders:
+            raise refuse(
+                Code.OVERLOADED, f"{by.assignment} is sending a recording already", "one at a time",
+                "try again when it has ended",
+            )  # fmt: skip
+        self._recorders.add(by.assignment)
+        try:
+            return await self.receive_pack(by.model, size, digest, chunks)
+        finally:
+            self._recorders.discard(by.assignment)
 
     async def keep_pack(self, pack: PackRef, model: str, *, actor: str, by: Provenance | None = None) -> bool:
         """Records a pack; returns True if it was known before. by: the replica whose answers it holds; the pack becomes
