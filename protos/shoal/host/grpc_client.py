@@ -653,7 +653,6 @@ class GrpcChannel:
         context = None if self._context is None else self._context()
 
         def make_lowest() -> asyncio.BaseProtocol:
-            """Called once the server accepts: the time of a handshake counts from then."""
             if context is None:
                 return session
             within_s = self._keepalive.connect_timeout_s

@@ -81,7 +81,8 @@ class TlsConnection(asyncio.BufferedProtocol):
     protocol gets a view which is valid during the call only.
 
     make_protocol: called once the handshake is done; the protocol's `connection_made` follows. on_failure: called when
-    the connection ends before that, with the reason.
+    the connection ends before that, with the reason. handshake_s: most seconds that a handshake takes, from the
+    connection on.
     """
 
     def __init__(
@@ -108,13 +109,16 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._error: ssl.SSLError | None = None
         self.is_closing = False
         self._buffers = receive_buffers()
-        loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = loop.call_later(handshake_s, self._on_timeout)
+        self._handshake_s = handshake_s
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a handshake that takes too long."""
 
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.plain = cast(asyncio.Transport, transport)
+        # Not before: an event loop may make the protocol of a connection that then does not come about.
+        self._timer = asyncio.get_running_loop().call_later(self._handshake_s, self._on_timeout)
         if not self.secure.server_side:
             self._shake_hands()
 
@@ -244,8 +248,7 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def _on_timeout(self) -> None:
         self._fail(TimeoutError("the TLS handshake took too long"))
-        if self.plain is not None:
-            self.plain.abort()
+        self.plain.abort()
 
     def _fail(self, error: OSError) -> None:
         """Tell once why there is no connection."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.crypto.pki import Authority
+from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.host.tls import TlsConnection, client_context
 from shoal.types.device import Role
@@ -125,3 +126,17 @@ async def test_a_protocol_that_ends_within_a_large_arrival_gets_no_more(sides: t
     client.connection.write(bytes(2**20))
     server.connection.receive(bytes(client.wire.sent))
     assert len(taken) == 1
+
+
+async def test_the_time_of_a_handshake_begins_with_its_connection() -> None:
+    """An event loop may make the protocol first: of a connection that does not come about nobody awaits the failure."""
+    failures, wire, later = list[OSError](), Wire(), asyncio.Event()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    connection = TlsConnection(context, lambda _: None, failures.append, handshake_s=0.01)
+    asyncio.get_running_loop().call_later(0.05, later.set)
+    await later.wait()
+    assert failures == []
+    connection.connection_made(wire)
+    await until(lambda: failures, 5.0, "the end of the handshake")
+    assert isinstance(failures[0], TimeoutError)
+    assert wire.is_closed
