@@ -414,6 +414,37 @@ def test_steps_of_a_large_apply_take_up_as_many_as_they_decide_about_anyway() ->
     assert steps <= 9, "each twice as many as the one before"
 
 
+def test_what_waits_for_a_later_step_may_go_or_become_another() -> None:
+    region = region_of(NODES)
+    region.run(5)
+    known = intent("known", tenant="shop")
+    region.intents = (known,)
+    region.run(5)
+    waiting = {at: intent(f"w{at}", tenant="shop") for at in range(8)}
+    now, wall, taken = Elapsed(region.now), Wall(START + region.now), list[list[str]]()
+
+    def step(*intents: Intent) -> None:
+        region.intents = intents
+        world = region.world()
+        found = decide(world, NO_MIGRATIONS, now, wall, region.kept, most_new=2)
+        region.kept.adopt(world, NO_MIGRATIONS, found, now)
+        before = {one.workload for held in region.desired.values() for one in held.assignments}
+        taken.append([each.workload.name for each in found.plan.workloads if each.workload not in before])
+        region.desired, region.memory = {**region.desired, **found.desired}, found.memory
+
+    step(known, *waiting.values())
+    del waiting[7]
+    waiting[6] = intent("w6", tenant="shop", priority=105)
+    waiting[9] = intent("w9", tenant="shop", priority=103)
+    other = intent("known", tenant="shop", revision=2)
+    step(other, *waiting.values())
+    while region.kept.has_late:
+        step(other, *waiting.values())
+    assert taken == [["w0", "w1"], ["w6", "w9"], ["w2", "w3", "w4", "w5"]]
+    assert region.kept.intents == {each.key: each for each in (other, *waiting.values())}
+    region.run(20)  # and `CoreRegion.step` compares it with a decision about everything
+
+
 def test_a_plan_has_what_steps_left_to_later_ones() -> None:
     region = region_of(NODES)
     region.run(5)

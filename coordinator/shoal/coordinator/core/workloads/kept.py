@@ -355,8 +355,9 @@ class KeptDecisions:
         self._full_sizes = self.columns.sizes
         """What was kept when these last tried."""
         self._seen: tuple[Intent, ...] = ()
-        self._late: dict[int, Intent] = {}
-        """New workloads that no step has taken up yet, by identity."""
+        """Of all workloads, those that wait included."""
+        self._late: dict[WorkloadKey, Intent] = {}
+        """New workloads that no step has taken up yet, in order of rank."""
         self._heartbeats: Counter[float] = Counter()
         self._automatic: set[WorkloadKey] = set()
         self._profiles: Mapping[str, object] = {}
@@ -425,13 +426,11 @@ class KeptDecisions:
 
     def _take_intents(self, world: RegionState, most: int | None) -> tuple[set[WorkloadKey], set[WorkloadKey]]:
         """Workloads with other documents than before, and those of them that came or went. most: of those that came."""
-        intents = world.intents
-        new, gone = difference(self._seen, intents)
-        late = self._defer(new, gone, most, world.quotas)
-        if late:
-            new = [each for each in new if id(each) not in late]
-            intents = tuple(each for each in intents if id(each) not in late)
-        self._late = late
+        came, left = difference(self._seen, world.intents)
+        self._seen = world.intents
+        # No step knows of those that wait: one that goes leaves nothing behind, and what takes its place is new.
+        gone = [each for each in left if self._late.pop(each.key, None) is None]
+        new = self._take_up(came, most, world.quotas)
         for each in gone:
             self._heartbeats.subtract([each.partition.heartbeat_s])
             del self._intents[each.key]
@@ -442,28 +441,29 @@ class KeptDecisions:
             if each.migration.automatic or each.preempt is not Preempt.NEVER:
                 self._automatic.add(each.key)
         self._heartbeats = +self._heartbeats
-        self._seen = intents
         for each in gone:
             self._loosen(each.key)
         return {each.key for each in (*new, *gone)}, {each.key for each in new} ^ {each.key for each in gone}
 
-    def _defer(
-        self, new: Sequence[Intent], gone: Sequence[Intent], most: int | None, quotas: Mapping[str, Quota]
-    ) -> dict[int, Intent]:
-        """Those that wait for a later step, by identity: the last of the new workloads by rank."""
-        if most is None or len(new) <= most:
-            return {}
+    def _take_up(self, came: Sequence[Intent], most: int | None, quotas: Mapping[str, Quota]) -> Sequence[Intent]:
+        """Those of the new intents that this step takes up: those of known workloads, and the first of the others by
+        rank. The rest waits for a later step."""
+        if most is None or len(came) + len(self._late) <= most:
+            found, self._late = [*self._late.values(), *came], {}
+            return found
         # As many as are decided about again anyway: so the steps of a large apply grow, and together decide about each
         # workload a few times.
-        tenants = {each.key.tenant for each in new} & _bounded_tenants(quotas)
+        bounded = _bounded_tenants(quotas)
+        asking = (*came, *self._late.values()) if bounded else ()
+        tenants = {each.key.tenant for each in asking} & bounded
         most = max(most, len(self._loose) + sum(len(self._of_tenant.get(tenant, ())) for tenant in tenants))
-        known = {each.key for each in gone}
-        came = {id(each): each for each in new if each.key not in known}
-        # Those that waited before are in order. To sort all of a large apply in each of its steps takes longer.
-        waited = {at: each for at, each in self._late.items() if at in came}
-        fresh = [each for at, each in came.items() if at not in waited]
-        ordered = sorted((*waited.values(), *fresh), key=rank_of) if fresh else [*waited.values()]
-        return {id(each): each for each in ordered[most:]}
+        found = [each for each in came if each.key in self._intents]
+        if len(found) < len(came):
+            fresh = [each for each in came if each.key not in self._intents]
+            self._late = {each.key: each for each in sorted((*self._late.values(), *fresh), key=rank_of)}
+        # Those that wait are in order, so that a step costs what it takes up, and not what is left.
+        first = [*islice(self._late, most)]
+        return [*found, *(self._late.pop(key) for key in first)]
 
     def _take_nodes(self, world: RegionState) -> tuple[set[str], bool]:
         """Nodes whose state changed, and whether one of them takes part in the region's entries in another way."""
