@@ -4,7 +4,9 @@ A request becomes a suspect at its first crash and is cleared when it is answere
 unless the same other requests were in flight at both. A request that is to blame is refused for a while.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -19,6 +21,8 @@ CRASH_REFUSAL: Final = Refusal(
     "a request that its model survives",
     "change the input; the same bytes are refused for a while",
 )
+_KEPT_CRASHES: Final = 64
+"""Newest crashes whose requests are compared with each answer, so that an answer costs little after any number."""
 
 
 class _DigestCache(Generic[_T]):
@@ -63,23 +67,57 @@ class BlockedRequests(_DigestCache[None]):
         return None if found is None else Seconds(found[0] - now)
 
 
-class SuspectedRequests(_DigestCache[frozenset[bytes]]):
+class RequestsAtCrash:
+    """Digests of the requests that were in flight at one crash, less those answered since.
+
+    One object for all of them: they may be thousands, and each answer changes it.
+    """
+
+    __slots__ = ("_digests", "_repeated")
+
+    def __init__(self, digests: Iterable[bytes]) -> None:
+        counts = Counter(digests)
+        self._digests = set(counts)
+        self._repeated = {digest for digest, count in counts.items() if count > 1}
+        """Those of several requests, which were in flight with each other."""
+
+    def others(self, digest: bytes) -> AbstractSet[bytes]:
+        """Digests of the requests that were in flight with one of this digest."""
+        return self._digests if digest in self._repeated else self._digests - {digest}
+
+    def discard(self, digest: bytes) -> None:
+        """Requests of this digest were answered: they explain no crash."""
+        self._digests.discard(digest)
+        self._repeated.discard(digest)
+
+
+class SuspectedRequests(_DigestCache[RequestsAtCrash]):
     """Requests that were in flight at a crash, until they are answered. A client that sends one again does not reset
     it."""
 
-    def add(self, digest: bytes, colocated: frozenset[bytes], now: Elapsed) -> None:
-        """`colocated` are the digests of the other requests that were in flight there."""
-        self._put(digest, colocated, now)
+    def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
+        super().__init__(keep_s, size)
+        self._crashes: dict[int, RequestsAtCrash] = {}
+        """The newest crashes of suspects, by id of the object."""
 
-    def colocated_at_crash(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
+    def add(self, digest: bytes, in_flight: RequestsAtCrash, now: Elapsed) -> None:
+        """`in_flight` are the requests that were in flight at the crash, with this one."""
+        self._put(digest, in_flight, now)
+        self._crashes[id(in_flight)] = in_flight
+        while len(self._crashes) > _KEPT_CRASHES:
+            del self._crashes[next(iter(self._crashes))]
+
+    def in_flight_at_crash(self, digest: bytes, now: Elapsed) -> RequestsAtCrash | None:
         found = self._get(digest, now)
         return None if found is None else found[1]
 
     def clear(self, digest: bytes) -> None:
-        """The request was answered, so it did not cause the crash. Remove it from the lists of the requests in flight
-        with it."""
+        """The request was answered, so it did not cause the crash, and explains none of the newest crashes."""
         self._known.pop(digest, None)
-        self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
+        if not self._known:
+            self._crashes.clear()
+        for each in self._crashes.values():
+            each.discard(digest)
 
 
 class RequestInFlight(Protocol):
@@ -98,10 +136,10 @@ class RequestInFlight(Protocol):
 class Crash:
     """A crash of the replica that had a request, as one of the requests in flight there sees it."""
 
-    # Every request that was in flight there, with itself.
-    in_flight: tuple[RequestInFlight, ...]
-    # Digests of those in flight with it at an earlier crash, less those answered since; None at its first crash.
-    prior: frozenset[bytes] | None
+    # The requests that were in flight there, with itself: one object for all of them.
+    in_flight: RequestsAtCrash
+    # Those in flight at an earlier crash, with itself; None at its first crash.
+    prior: RequestsAtCrash | None
 
 
 class CrashForensics:
@@ -135,8 +173,9 @@ class CrashForensics:
         The first request to fail records the crash for all that are in flight there; later, some of them have left.
         """
         if request.crash is None:
-            in_flight = tuple(self._in_flight[replica])
-            for each in in_flight:
+            requests = tuple(self._in_flight[replica])
+            in_flight = RequestsAtCrash([each.digest for each in requests])
+            for each in requests:
                 each.crash = Crash(in_flight, self._prior_crash(each, now))
 
     def on_attempt_end(self, replica: str, request: RequestInFlight) -> None:
@@ -153,14 +192,17 @@ class CrashForensics:
     def add_suspect(self, request: RequestInFlight, now: Elapsed) -> None:
         """Suspect a request if its attempt ended in its first crash."""
         if request.crash is not None and request.crash.prior is None:
-            self._suspects.add(request.digest, _colocated(request, request.crash), now)
+            self._suspects.add(request.digest, request.crash.in_flight, now)
 
     def is_suspect(self, request: RequestInFlight, now: Elapsed) -> bool:
         return self._prior_crash(request, now) is not None
 
     def block_if_to_blame(self, request: RequestInFlight, now: Elapsed) -> None:
         """Block a request after a second crash, if that shows that it is to blame."""
-        if request.crash is not None and is_to_blame(request.crash.prior, _colocated(request, request.crash)):
+        crash = request.crash
+        if crash is None or crash.prior is None:
+            return
+        if is_to_blame(crash.prior.others(request.digest), crash.in_flight.others(request.digest)):
             self.block(request, now)
 
     def block(self, request: RequestInFlight, now: Elapsed) -> None:
@@ -170,10 +212,10 @@ class CrashForensics:
         """Seconds for which the request is still refused; None if it is not."""
         return self._blocked.remaining_s(request.digest, now) if self._blocked else None
 
-    def _prior_crash(self, request: RequestInFlight, now: Elapsed) -> frozenset[bytes] | None:
-        """Digests of the requests in flight with the same request at an earlier crash, in any attempt; None without
-        one. Without suspects no digest is computed."""
-        return self._suspects.colocated_at_crash(request.digest, now) if self._suspects else None
+    def _prior_crash(self, request: RequestInFlight, now: Elapsed) -> RequestsAtCrash | None:
+        """The requests in flight with the same request at an earlier crash, in any attempt; None without one. Without
+        suspects no digest is computed."""
+        return self._suspects.in_flight_at_crash(request.digest, now) if self._suspects else None
 
 
 def is_second_crash(request: RequestInFlight) -> bool:
@@ -181,14 +223,9 @@ def is_second_crash(request: RequestInFlight) -> bool:
     return request.crash is not None and request.crash.prior is not None
 
 
-def is_to_blame(prior: frozenset[bytes] | None, colocated: frozenset[bytes]) -> bool:
+def is_to_blame(prior: AbstractSet[bytes], colocated: AbstractSet[bytes]) -> bool:
     """Whether a request is to blame for two crashes: only if the others in flight differ, or there were none.
 
-    `prior` and `colocated` are the digests of the others in flight at the first and the second crash. `prior` is None
-    without a first.
+    `prior` and `colocated` are the digests of the others in flight at the first and the second crash.
     """
-    return prior is not None and (prior != colocated or not colocated)
-
-
-def _colocated(request: RequestInFlight, crash: Crash) -> frozenset[bytes]:
-    return frozenset([each.digest for each in crash.in_flight if each is not request])
+    return prior != colocated or not colocated

@@ -408,8 +408,7 @@ class DirectRequest:
         seconds = owner.outcomes.record(flight, code)
         if self._gate is not None:
             self._gate.leave(seconds)
-        if flight.crash is None and flight.attempts == 1:  # else the request is compared with later ones
-            flight.request = b""  # its caller may read the answer slowly, and this object lives as long
+        flight.request = b""  # its caller may read the answer slowly, and this object lives as long
         if on_end is not None and (answer is not None or error is not None):
             on_end(answer, error)
         if self._has_turn:  # last: others go on in it

@@ -6,6 +6,7 @@ from shoal.agent.core.crashes import (
     BlockedRequests,
     Crash,
     CrashForensics,
+    RequestsAtCrash,
     SuspectedRequests,
     is_second_crash,
     is_to_blame,
@@ -37,7 +38,6 @@ def crash(forensics: CrashForensics, replica: str, *requests: Request) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "blamed"),
     [
-        (None, frozenset(), False),
         (frozenset(), frozenset(), True),
         (frozenset({b"x"}), frozenset({b"y"}), True),
         (frozenset({b"x"}), frozenset(), True),
@@ -45,7 +45,7 @@ def crash(forensics: CrashForensics, replica: str, *requests: Request) -> None:
     ],
 )
 def test_a_request_is_blamed_only_if_nothing_else_explains_both_crashes(
-    first: frozenset[bytes] | None, second: frozenset[bytes], blamed: bool
+    first: frozenset[bytes], second: frozenset[bytes], blamed: bool
 ) -> None:
     assert is_to_blame(first, second) is blamed
 
@@ -65,7 +65,50 @@ def test_all_that_fail_in_a_crash_know_the_same_requests_in_flight() -> None:
     crash(forensics, "a", first, second)
     assert first.crash is not None
     assert second.crash is not None
-    assert set(first.crash.in_flight) == set(second.crash.in_flight) == {first, second}
+    assert first.crash.in_flight is second.crash.in_flight
+    assert first.crash.in_flight.others(b"x") == {b"y"}
+    assert first.crash.in_flight.others(b"y") == {b"x"}
+
+
+def test_equal_requests_in_flight_count_as_others() -> None:
+    forensics, first, second = CrashForensics(), Request(b"x"), Request(b"x")
+    crash(forensics, "a", first, second)
+    crash(forensics, "b", first, second)
+    assert is_second_crash(first)
+    assert forensics.blocked_s(first, NOW) is None
+
+
+class CountedDigest(bytes):
+    """Counts how often any of them is put into a set or dict, or sought there."""
+
+    uses = 0
+
+    def __hash__(self) -> int:
+        CountedDigest.uses += 1
+        return super().__hash__()
+
+
+def test_a_crash_of_many_requests_costs_each_of_them_and_each_later_answer_little() -> None:
+    forensics, count = CrashForensics(), 1024
+    requests = [Request(CountedDigest(n.to_bytes(32))) for n in range(count)]
+    CountedDigest.uses = 0
+    crash(forensics, "a", *requests)
+    assert CountedDigest.uses < 16 * count
+    for each in (Request(CountedDigest(b"elsewhere")), *requests[::64]):
+        CountedDigest.uses = 0
+        forensics.on_answer(each)
+        assert 0 < CountedDigest.uses < 16, "what was in flight with it is not copied"
+    assert not forensics.is_suspect(requests[64], NOW)
+    assert forensics.is_suspect(requests[65], NOW)
+
+
+def test_any_number_of_crashes_leaves_an_answer_cheap() -> None:
+    forensics = CrashForensics()
+    for n in range(1000):
+        crash(forensics, "a", Request(n.to_bytes(32)))
+    CountedDigest.uses = 0
+    forensics.on_answer(Request(CountedDigest(b"elsewhere")))
+    assert 0 < CountedDigest.uses < 256
 
 
 def test_requests_that_crash_together_twice_are_not_blamed() -> None:
@@ -121,14 +164,15 @@ def test_blocked_requests_are_forgotten_in_time_and_in_number() -> None:
 
 
 def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
-    suspects = SuspectedRequests(keep_s=10.0, size=3)
-    assert suspects.colocated_at_crash(b"p", NOW) is None
-    suspects.add(b"p", frozenset({b"x", b"y"}), NOW)
-    suspects.add(b"x", frozenset({b"p", b"y"}), NOW)
+    suspects, in_flight = SuspectedRequests(keep_s=10.0, size=3), RequestsAtCrash([b"p", b"x", b"y"])
+    assert suspects.in_flight_at_crash(b"p", NOW) is None
+    suspects.add(b"p", in_flight, NOW)
+    suspects.add(b"x", in_flight, NOW)
     suspects.clear(b"x")
-    assert suspects.colocated_at_crash(b"x", NOW) is None
-    assert suspects.colocated_at_crash(b"p", NOW) == frozenset({b"y"}), "x has been answered: it explains no crash"
-    assert suspects.colocated_at_crash(b"p", Elapsed(NOW + 10)) is None
+    assert suspects.in_flight_at_crash(b"x", NOW) is None
+    assert suspects.in_flight_at_crash(b"p", NOW) is in_flight
+    assert in_flight.others(b"p") == {b"y"}, "x has been answered: it explains no crash"
+    assert suspects.in_flight_at_crash(b"p", Elapsed(NOW + 10)) is None
     for n in range(5):
-        suspects.add(bytes([n]), frozenset(), NOW)
+        suspects.add(bytes([n]), RequestsAtCrash([bytes([n])]), NOW)
     assert len(suspects) == 3
