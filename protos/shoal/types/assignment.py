@@ -457,8 +457,9 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Requests of one workload and tenant that entered the region at this node since its front started: the demand.
-    requests = answered + refused + lost + in flight."""
+    """Requests of one workload and tenant that entered the region at this node: the demand. Counted since its front
+    started, or had a route of the workload again after a time without. requests = answered + refused + lost + in
+    flight."""
 
     # Workload that was asked for.
     workload: WorkloadKey

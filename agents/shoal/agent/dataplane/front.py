@@ -147,6 +147,7 @@ class DataPlane:
         self._workers.configure(workers)
         self._sessions.configure(stateful_replicas, workers, revoked, self._router.tables.assignments)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
+        self._meter.keep_workloads(self._router.tables.entering.keys())
         counted = {agreement for peer in peers for agreement in peer.agreements}
         self._meter.keep_agreements(self._router.tables.traffic_keys | counted)
         self._direct.configure()

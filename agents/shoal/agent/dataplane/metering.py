@@ -46,6 +46,10 @@ class _Count:
     # Of those refused: what their clients got wrong, gave up, or gave too little time.
     client_faults: int = 0
 
+    @property
+    def in_flight(self) -> int:
+        return self.requests - self.answered - self.refused - self.lost
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -72,10 +76,12 @@ class _Latency:
 
 
 class RequestMeter:
-    """Counts since the front started: requests = answered + refused + lost + those in flight."""
+    """Counts since the front started, or had a route of the workload again after a time without. requests = answered +
+    refused + lost + those in flight."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[WorkloadKey, str], _Count] = {}
+        self._counts: dict[WorkloadKey, dict[str, _Count]] = {}
+        """By workload, then by origin."""
         self._latencies: dict[WorkloadKey, _Latency] = {}
         self._cross_region = CrossRegionTraffic()
         self.codes: Counter[Code] = Counter()
@@ -96,7 +102,7 @@ class RequestMeter:
         latency.newest_at = at
 
     def totals(self, workload: WorkloadKey) -> Totals:
-        counts = [count for (key, _), count in self._counts.items() if key == workload]
+        counts = self._counts.get(workload, {}).values()
         latency = self._latencies.get(workload, _Latency())
         return Totals(
             answered=sum(count.answered for count in counts),
@@ -129,6 +135,16 @@ class RequestMeter:
         """As `CrossRegionTraffic.add`."""
         self._cross_region.add(agreement, region, outcome)
 
+    def keep_workloads(self, workloads: Collection[WorkloadKey]) -> None:
+        """Drop the counts of all other workloads, once no request of theirs is in flight: every status lists them all.
+        Whoever reads them takes a counter that begins anew."""
+        self._counts = {
+            key: counts
+            for key, counts in self._counts.items()
+            if key in workloads or any(count.in_flight > 0 for count in counts.values())
+        }
+        self._latencies = {key: latency for key, latency in self._latencies.items() if key in self._counts}
+
     def keep_agreements(self, agreements: Collection[str]) -> None:
         """Drop the cross-region counts of all other agreements."""
         self._cross_region.keep(agreements)
@@ -142,7 +158,8 @@ class RequestMeter:
                 *(workload, origin, each.requests, each.answered, each.retried, each.refused, each.lost),
                 client_faults=each.client_faults,
             )
-            for (workload, origin), each in self._counts.items()
+            for workload, counts in tuple(self._counts.items())
+            for origin, each in tuple(counts.items())
         )
 
     def latencies(self) -> Iterator[tuple[LabelValues, Distribution]]:
@@ -151,9 +168,12 @@ class RequestMeter:
             yield (workload.tenant, workload.name), Distribution(tuple(latency.buckets), latency.seconds)
 
     def _count(self, workload: WorkloadKey, origin: str) -> _Count:
-        count = self._counts.get((workload, origin))
+        counts = self._counts.get(workload)
+        if counts is None:
+            counts = self._counts[workload] = {}
+        count = counts.get(origin)
         if count is None:
-            count = self._counts[workload, origin] = _Count()
+            count = counts[origin] = _Count()
         return count
 
 

@@ -45,6 +45,45 @@ def test_a_refusal_is_counted_by_whose_fault_it_is(code: Code, own: int, *, is_t
     assert (counted.refused, counted.client_faults) == (1, own)
 
 
+def test_a_workload_without_a_route_is_forgotten_once_its_requests_have_ended() -> None:
+    meter, kept, gone, busy = RequestMeter(), *(WorkloadKey("shop", name) for name in ("kept", "gone", "busy"))
+    for workload in (kept, gone, busy):
+        meter.record_entry(workload, "gateway")
+        meter.record_answer(workload, "gateway", 1, Seconds(0.1), Elapsed(1.0))
+    meter.record_entry(busy, "gateway")
+    meter.keep_workloads({kept})
+    assert [(each.workload, each.requests) for each in meter.ingress()] == [(kept, 1), (busy, 2)]
+    assert [labels for labels, _ in meter.latencies()] == [("shop", "kept"), ("shop", "busy")]
+    meter.record_failure(busy, "gateway", 1, Code.WORKER_CRASHED)
+    assert [(each.requests, each.answered, each.lost) for each in meter.ingress()] == [(1, 1, 0), (2, 1, 1)]
+    meter.keep_workloads({kept})
+    assert [each.workload for each in meter.ingress()] == [kept]
+    meter.record_entry(gone, "gateway")
+    assert [(each.workload, each.requests) for each in meter.ingress()] == [(kept, 1), (gone, 1)], "it begins anew"
+
+
+class CountedKey(WorkloadKey):
+    """Counts how often it is compared."""
+
+    uses = 0
+    __hash__ = WorkloadKey.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.uses += 1
+        return super().__eq__(other)
+
+
+def test_the_totals_of_a_workload_are_found_among_any_number() -> None:
+    meter = RequestMeter()
+    for n in range(1000):
+        for origin in ("gateway", "east"):
+            meter.record_entry(WorkloadKey("shop", f"ocr-{n}"), origin)
+            meter.record_failure(WorkloadKey("shop", f"ocr-{n}"), origin, 1, Code.WORKER_CRASHED)
+    CountedKey.uses = 0
+    assert meter.totals(CountedKey("shop", "ocr-7")).failed == 2
+    assert CountedKey.uses < 10
+
+
 def test_what_no_agreement_names_any_more_is_forgotten() -> None:
     meter = RequestMeter()
     meter.record_traffic("ag-1", "east", Code.OVERLOADED)

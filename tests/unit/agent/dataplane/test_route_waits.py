@@ -77,6 +77,17 @@ class EntryFront(NoPeers):
         return waiting
 
 
+async def test_a_front_reports_no_workload_that_it_has_no_route_of_any_more() -> None:
+    front = EntryFront()
+    front.set_routes(REACHED)
+    await front.ask()
+    assert [(each.workload, each.answered) for each in front.plane.stats().ingress] == [(KEY, 1)]
+    front.set_routes(REACHED)
+    assert [(each.workload, each.answered) for each in front.plane.stats().ingress] == [(KEY, 1)]
+    front.set_routes()
+    assert front.plane.stats().ingress == ()
+
+
 async def test_a_first_request_waits_for_the_route_and_keeps_its_deadline() -> None:
     front = EntryFront()
     waiting = await front.begin(remaining_s=30.0)
