@@ -346,7 +346,7 @@ class DataPlane:
             self._outcomes.record_refused_call(self._requests.name_of(call), error)
             raise
         if asked.uses_shared_memory:
-            return await self._infer_shared(call, caller, request)
+            return await self._infer_shared(call, caller, request, asked.timeout_s)
         flight = self._requests.make(call, caller, asked, route, request)
         if caller.is_ingress:
             self._meter.record_entry(flight.key, caller.origin)
@@ -367,13 +367,16 @@ class DataPlane:
             if logged is not None:
                 reset_contextvars(**logged)
 
-    async def _infer_shared(self, call: InboundCall, caller: Caller, request: bytes) -> bytes:
-        """As `_infer`, for a request that refers to shared memory."""
+    async def _infer_shared(
+        self, call: InboundCall, caller: Caller, request: bytes, timeout_s: Seconds | None
+    ) -> bytes:
+        """As `_infer`, for a request that refers to shared memory, and names `timeout_s`."""
+        began, left_s = self._clock.now(), _time_left(call, timeout_s)
         with self._shared_memory.tensors(caller.tenant) as shared:
             with self._outcomes.recording(self._requests.name_of(call)):
                 self._shared_memory.check(caller)
                 whole = await shared.read(request)
-            return await self._infer(call, caller, whole, shared)
+            return await self._infer(self._call_after(call, left_s, began), caller, whole, shared)
 
     # authentication and routing
 
@@ -394,9 +397,12 @@ class DataPlane:
             or not self._callers.may_enter(caller.tenant)
         ):
             return call
-        began = self._clock.now()
-        left_s = min((left for left in (call.remaining_s, timeout_s) if left is not None), default=None)
+        began, left_s = self._clock.now(), _time_left(call, timeout_s)
         await self._route_waits.wait(key, Seconds(self._settings.timeout_s) if left_s is None else left_s)
+        return self._call_after(call, left_s, began)
+
+    def _call_after(self, call: InboundCall, left_s: Seconds | None, began: Elapsed) -> InboundCall:
+        """The call, with what is left now of `left_s`, which it had at `began`."""
         if left_s is None:
             return call
         return replace(call, remaining_s=Seconds(max(0.0, left_s - (self._clock.now() - began))))
@@ -454,6 +460,11 @@ _FINAL: Final = oip.ModelInferResponse(
     parameters={"triton_final_response": oip.InferParameter(bool_param=True)}
 ).SerializeToString()
 """Appended to a serialized answer, it adds this parameter: fields of a message may come in any order."""
+
+
+def _time_left(call: InboundCall, timeout_s: Seconds | None) -> Seconds | None:
+    """The least of the call's time and of `timeout_s`, which its request names; None: it sets no limit."""
+    return min((left for left in (call.remaining_s, timeout_s) if left is not None), default=None)
 
 
 def _no_sequence() -> ShoalError:

@@ -98,12 +98,21 @@ class RestRequest:
     path: tuple[str, ...]
     # Names in lower case.
     headers: Mapping[str, str]
-    # What the service is told of it.
+    # What the service is told of it; of its deadline, as it was when the head had arrived.
     call: InboundCall
+    # When its client gives up, on the loop's clock; None: it does not say.
+    expires_at: float | None
     # Why the client's certificate counts for nobody; None: it counts, or there is none.
     identity_error: ShoalError | None
     # Brings its body.
     carrier: RequestCarrier
+
+    def call_now(self) -> InboundCall:
+        """The call, with what is left of its time."""
+        if self.expires_at is None:
+            return self.call
+        left = self.expires_at - asyncio.get_running_loop().time()
+        return replace(self.call, remaining_s=Seconds(max(0.0, left)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,10 @@ class ClientIdentity:
 def make_request(
     method: str, target: str, fields: Iterable[tuple[str, str]], client: ClientIdentity, carrier: RequestCarrier
 ) -> RestRequest:
-    """`fields`: the head's, names in lower case. Raises ShoalError(INVALID_ARGUMENT)."""
+    """A request whose head has just arrived. `fields`: the head's, names in lower case.
+
+    Raises ShoalError(INVALID_ARGUMENT).
+    """
     if not target.isascii():
         raise invalid(f"path {target!a:.80}", "ASCII, the rest percent-encoded")
     headers: dict[str, str] = {}
@@ -147,6 +159,7 @@ def make_request(
         raise invalid(f"{HOP_KEY} {hop!r:.40}", "0 or 1")
     scheme, _, token = headers.get("authorization", "").partition(" ")
     deadline_ms = _whole_number(headers, _DEADLINE_HEADER)
+    remaining_s = None if deadline_ms is None else Seconds(deadline_ms / 1000)
     call = InboundCall(
         identity=client.identity,
         bearer=token.strip() if scheme.lower() == "bearer" else "",
@@ -154,12 +167,13 @@ def make_request(
         origin=headers.get(ORIGIN_KEY, ""),
         hop=int(hop),
         request_id=check_request_id(headers.get(REQUEST_KEY, "")),
-        remaining_s=None if deadline_ms is None else Seconds(deadline_ms / 1000),
+        remaining_s=remaining_s,
         trace=headers.get(TRACE_KEY, ""),
     )
     target = target.partition("?")[0]
     path = ("*",) if target == "*" else tuple(unquote(part) for part in target.split("/")[1:] if part)
-    return RestRequest(method, path, headers, call, client.error, carrier)
+    expires_at = None if remaining_s is None else asyncio.get_running_loop().time() + remaining_s
+    return RestRequest(method, path, headers, call, expires_at, client.error, carrier)
 
 
 class RestMethods:
@@ -278,9 +292,9 @@ class RestMethods:
 
     async def _answer_message(self, request: RestRequest, message: bytes) -> bytes:
         """The model's answer. Raises ShoalError."""
-        call = request.call
+        call = request.call_now()
         try:
-            direct = self._service.prepare_direct(call, call.remaining_s, request.carrier.memo(call), message)
+            direct = self._service.prepare_direct(call, call.remaining_s, request.carrier.memo(request.call), message)
         except ShoalError:
             direct = None  # `infer` refuses
         if direct is not None:
@@ -332,12 +346,12 @@ class RestMethods:
         async with self._admission.read_slot(caller, body_deadline_s(most), size, payer):
             body = await _read_body(request, most)
         held.enter_context(self._admission.hold_request(caller, len(body), payer))
-        described = await self._service.model_metadata(request.call, name, _version(request))
+        described = await self._service.model_metadata(request.call_now(), name, _version(request))
         steps = generate.convert_request(described, _version(request), body)
         return await self._conversions.run(caller, len(body), steps), place, payer
 
     async def _generated_answer(self, request: RestRequest, message: bytes, place: CallPlace, payer: str) -> bytes:
-        answer = await self._service.infer(request.call, message)
+        answer = await self._service.infer(request.call_now(), message)
         steps = generate.convert_response(answer)
         text = await self._conversions.run(request.call.caller, len(answer), steps)
         place.hold_answer(len(text), payer)

@@ -118,6 +118,15 @@ async def test_what_the_region_does_not_know_is_refused_and_not_asked_for_again(
     assert front.plane.index(front.call(), ready_only=False).models == []
 
 
+async def test_what_has_no_time_left_is_refused_and_not_sent() -> None:
+    front = EntryFront()
+    front.set_routes(REACHED)
+    assert await front.code_of(remaining_s=0.0) is Code.DEADLINE_EXCEEDED
+    assert front.remaining_s == []
+    (counted,) = front.plane.stats().ingress
+    assert counted.refused == 1
+
+
 async def test_who_waits_in_vain_is_told_to_retry() -> None:
     front = EntryFront()
     assert await front.code_of(remaining_s=0.05) is Code.MODEL_NOT_READY

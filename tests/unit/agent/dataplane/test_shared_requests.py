@@ -1,17 +1,20 @@
 """Requests that refer to shared memory, at one front with two replicas: what goes on to a replica holds bytes."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.shared_memory import SharedMemoryGrant
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
-from shoal.agent.dataplane.memory import MessageMemory
+from shoal.agent.dataplane.memory import COPIES, MessageMemory
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.shared_memory import SharedMemory
 from shoal.agent.dataplane.shared_regions import SharedRegions
@@ -35,11 +38,12 @@ class Node:
     """A front and its workers, which answer x as y; the first attempts of `plain` fail, as often as asked."""
 
     def __init__(self, folder: Path) -> None:
-        clock = SystemClock()
+        clock = self.clock = SystemClock()
         self.file = folder / "acme-x"
         self.file.write_bytes(b"in--out-")
         self.failures = 0
         self.seen: list[bytes] = []
+        self.remaining_s: list[float] = []
         self.memory = MessageMemory()
         self.captures = RequestCaptures()
         self.regions = SharedRegions((SharedMemoryGrant("acme", "acme-"),), folder)
@@ -86,6 +90,7 @@ class Node:
         assert not any(each.parameters for each in message.inputs)
         assert not any(each.parameters for each in message.outputs)
         self.seen.append(message.raw_input_contents[0])
+        self.remaining_s.append(context.remaining_s)
         if self.failures:
             self.failures -= 1
             self.file.write_bytes(b"no--out-")
@@ -95,8 +100,12 @@ class Node:
             answer.outputs.add(name=name, datatype="UINT8", shape=[1])
         return answer.SerializeToString()
 
-    async def ask(self, key: WorkloadKey, size: int = 2, room: int = 4) -> oip.ModelInferResponse:
+    async def ask(
+        self, key: WorkloadKey, size: int = 2, room: int = 4, remaining_s: float | None = None, timeout_us: int = 0
+    ) -> oip.ModelInferResponse:
         request = oip.ModelInferRequest(model_name=key.name)
+        if timeout_us:
+            request.parameters["timeout"].int64_param = timeout_us
         request.inputs.add(name="x", datatype="UINT8", shape=[size])
         request.outputs.add(name="y")
         of_input, of_output = request.inputs[0].parameters, request.outputs[0].parameters
@@ -108,7 +117,8 @@ class Node:
             request.parameters["sequence_id"].int64_param = 7
             request.parameters["sequence_start"].bool_param = True
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-        return oip.ModelInferResponse.FromString(await self.plane.infer(self.call, request.SerializeToString()))
+        call = self.call if remaining_s is None else replace(self.call, remaining_s=Seconds(remaining_s))
+        return oip.ModelInferResponse.FromString(await self.plane.infer(call, request.SerializeToString()))
 
 
 def _endpoint(name: str) -> Endpoint:
@@ -130,6 +140,21 @@ async def test_a_retry_sends_what_was_read_first(node: Node) -> None:
     assert node.file.read_bytes() == b"no--int-"
     assert list(answer.raw_output_contents) == [b""]
     assert answer.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize(("remaining_s", "timeout_us"), [(60.0, 0), (None, 60_000_000), (60.0, 90_000_000)])
+async def test_the_wait_for_memory_is_taken_off_a_requests_time(
+    node: Node, remaining_s: float | None, timeout_us: int
+) -> None:
+    full = node.memory.hold("acme", node.memory.payer_share // COPIES)
+    asked = asyncio.create_task(node.ask(PLAIN, remaining_s=remaining_s, timeout_us=timeout_us))
+    await asyncio.sleep(0)  # noqa: TID251 - let it come as far as it can
+    began = node.clock.now()
+    await until(lambda: node.clock.now() - began >= 0.05, 10.0, "time to pass")
+    assert node.remaining_s == []
+    full.release()
+    await asked
+    assert node.remaining_s[0] <= 60.0 - 0.05
 
 
 async def test_what_is_captured_holds_bytes(node: Node) -> None:
