@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import DIGEST, SMALL, counts_of
 from shoal.coordinator import codec
+from shoal.coordinator.core.migration.advance import _handovers
 from shoal.coordinator.core.migration.effects import move_of, moves_of
 from shoal.coordinator.core.migration.guard import evaluate_step
 from shoal.coordinator.core.migration.machine import LIMITS, cancel, reserve, start, step
@@ -516,6 +517,41 @@ def test_sessions_that_no_front_counts_may_be_there() -> None:
     blind = replace(stateful(source=5), target=replace(sight(READY, is_stateful=True), is_counted=False))
     waits, _ = step(back, blind, at(1005), WALL)
     assert waits == back
+
+
+@pytest.mark.parametrize(
+    ("model", "shown", "goes_over"),
+    [
+        (DIGEST, None, True),
+        (SMALL, None, False),  # nothing was compared, because the policy says so
+        (SMALL, verdict(passed=False), False),  # a difference that the policy only advises on
+        (SMALL, replace(verdict(), against=Against.REFERENCE), False),
+        (SMALL, replace(verdict(), samples=0), False),
+        (SMALL, verdict("m-0"), False),
+        (SMALL, verdict(), True),  # it answers as the old one does, from the same state
+    ],
+)
+def test_sessions_end_with_a_model_whose_state_the_next_one_may_not_read(
+    model: str, shown: Verdict | None, *, goes_over: bool
+) -> None:
+    begun = begin_migration(steps=(1.0,), against=Against.NONE, advisory=True)
+    reserved, _ = reserve(begun, replace(TARGET, model=model), at(1), WALL)
+
+    def seen(source: int) -> MigrationObservation:
+        found = stateful(source=source)
+        observed = replace(READY, sessions=1, verdict=shown)
+        return replace(found, target=replace(found.target, observed=observed))
+
+    moving, _ = step(reserved, seen(2), at(2), WALL)
+    assert isinstance(moving.state, ShiftingState)
+    assert [(source.model, target.model) for source, target in _handovers(moving)] == [(DIGEST, model)] * goes_over
+    after, _ = step(moving, seen(2), at(10), WALL)
+    assert after.stage is (MigrationStage.SHIFTING if goes_over else MigrationStage.DRAINING)
+    if not goes_over:
+        assert after.stages[-1].note == "2 sessions end: the new replica has another model"
+        back, _ = step(moving, replace(seen(2), obsolete_reason=Refusal(Code.PLAN_STALE, "gone")), at(3), WALL)
+        assert isinstance(back.state, RollingBackState)
+        assert not _handovers(back), "nor does the old one go on with the new one's"
 
 
 def test_sessions_that_do_not_go_over_in_time_take_the_move_back() -> None:

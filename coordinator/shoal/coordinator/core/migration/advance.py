@@ -557,11 +557,11 @@ def _base_verification(
 
 def _handovers(migration: Migration) -> tuple[tuple[ReplicaPlace, ReplicaPlace], ...]:
     """(from, to) pairs of replicas that hand over sessions now: the old one does once all new sessions start at the
-    other."""
+    other, unless they end with it."""
     source, target, state = migration.source, migration.target, migration.state
     if target is None:
         return ()
-    if isinstance(state, ShiftingState) and migration.rule.steps[state.step] >= 1.0:
+    if isinstance(state, ShiftingState) and state.stateful and migration.rule.steps[state.step] >= 1.0:
         return ((source, target),)
     return ((target, source),) if isinstance(state, RollingBackState) and state.handing else ()
 

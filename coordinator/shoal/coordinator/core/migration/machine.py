@@ -298,7 +298,7 @@ def _step_shifting(
         return _shift(read, state.step + 1, seen, now, wall, limits)
     if state.stateful and seen.source.has_sessions:
         return migration, ()
-    return _drain(read, now, wall, limits)
+    return _drain(read, now, wall, limits, "" if state.stateful else _ending_sessions(seen))
 
 
 # -- transitions ------------------------------------------------------------------------------------------------------
@@ -309,6 +309,12 @@ def _enter(migration: Migration, state: MigrationState, wall: Wall, note: str = 
     after = replace(after, stages=(*migration.stages, StageEntry(after.stage, wall, note)))
     word = after.stage.replace("_", " ")
     return after, (MigrationEvent(f"MIGRATION_{after.stage.upper()}", f"{word} {note}".strip()),)
+
+
+def _ending_sessions(seen: MigrationObservation) -> str:
+    """What people are told of sessions that the old replica does not hand over; empty where it has none."""
+    count = seen.source.observed.sessions if seen.source.observed is not None else 0
+    return f"{count} sessions end: the new replica has another model" if count else ""
 
 
 def _roll_back(
@@ -325,7 +331,7 @@ def _shift(
     migration: Migration, index: int, seen: MigrationObservation, now: Elapsed, wall: Wall, limits: MigrationLimits
 ) -> MigrationStep:
     held_s = _step_hold_s(migration, limits)
-    stateful = seen.source.is_stateful
+    stateful = seen.source.is_stateful and _can_take_state(migration, seen.target.observed)
     again_s = held_s if migration.is_cross_region else 0.0  # the counters may be reset once
     until = Elapsed(now + held_s + again_s + 2 * limits.report_s + (limits.handover_s if stateful else 0.0))
     source, target = observed_stats(seen.source), observed_stats(seen.target)
@@ -392,6 +398,15 @@ def _verdict(migration: Migration, observed: Observed | None) -> Verdict | None:
     """The verdict of this migration; one of an earlier migration does not count."""
     verdict = observed.verdict if observed is not None else None
     return verdict if verdict is not None and verdict.migration == migration.id else None
+
+
+def _can_take_state(migration: Migration, observed: Observed | None) -> bool:
+    """Whether the new replica may go on with the old one's sessions: it has the same model, or answered the same inputs
+    as the old one did, state among both. Another model takes a state of the same shape without a word."""
+    if migration.target is not None and migration.target.model == migration.source.model:
+        return True
+    shown = _verdict(migration, observed)
+    return shown is not None and shown.passed and shown.samples > 0 and shown.against is Against.SOURCE
 
 
 def _with_verdict(migration: Migration, observed: Observed | None) -> Migration:

@@ -334,7 +334,8 @@ class ShiftingState:
     due: Elapsed
     # Deadline of the step.
     until: Elapsed
-    # The workload has sessions: in the last step the old replica hands them over, and leaves when it has none.
+    # Sessions move: in the last step the old replica hands them over, and leaves when it has none. False where the
+    # workload has none, and where the new replica cannot go on with their state: they end with the old one.
     stateful: bool = False
     # Discriminator of the stored form.
     kind: Literal["shifting"] = "shifting"
