@@ -21,7 +21,11 @@ NO_REPLICA_RETRY_S: Final = Seconds(1.0)
 
 
 class RequestAttempts:
-    """Where one request is sent, one replica after the other, along the route that it found when it came in."""
+    """Where one request is sent, one replica after the other, along the route that it found when it came in.
+
+    It is no step of a session: its workload keeps no state, though the request may name a sequence, which says where it
+    is sent first.
+    """
 
     def __init__(self, router: RequestRouter, route: Route, request: RoutedRequest, seed: int) -> None:
         """`seed` draws among replicas; it is another number for each request."""
@@ -46,15 +50,15 @@ class RequestAttempts:
             return AdmissionRefusal(DEADLINE_REFUSAL)
         return picked
 
-    def on_failure(self, endpoint: Endpoint, code: Code, now: Elapsed, *, was_sent: bool) -> RetryDecision:
+    def on_failure(self, endpoint: Endpoint, code: Code, now: Elapsed) -> RetryDecision:
         """What to do after the attempt at `endpoint` failed. After BLOCK the request is refused for a while, if it is
-        to blame for the crashes. `was_sent` is True if the replica may have begun to run the request.
+        to blame for the crashes.
 
         A crash that is the second for the front that forwarded the request is left to that front.
         """
         history = replace(self._history, has_crashed=is_second_crash(self._request))
         fault = routing.fault_of(code)
-        decision = routing.decide_retry(fault, history, idempotent=not self._request.session, was_sent=was_sent)
+        decision = routing.decide_retry(fault, history)
         if fault is AttemptFault.CRASH and decision is RetryDecision.RETRY and self._request.has_crashed_elsewhere:
             decision = RetryDecision.RETURN_ERROR
         match decision:

@@ -292,17 +292,16 @@ def has_ready_replica(route: Route, health: Mapping[str, ReplicaHealth], here: A
     return any(state.ejected_until is None or now >= state.ejected_until for state in states)
 
 
-def decide_retry(fault: AttemptFault, history: AttemptHistory, *, idempotent: bool, was_sent: bool) -> RetryDecision:
-    """What to do after an attempt failed.
+def decide_retry(fault: AttemptFault, history: AttemptHistory) -> RetryDecision:
+    """What to do after an attempt failed. `history` is from before the attempt.
 
-    `history` is from before the attempt. `was_sent` is True if the replica may have begun to run the request.
+    The request may have been run: without state in the server, that does no harm. A step of a session does not come
+    here.
     """
     if fault in (AttemptFault.REQUEST, AttemptFault.LATE, AttemptFault.CALLER):
         return RetryDecision.RETURN_ERROR
     if fault is AttemptFault.CRASH and history.has_crashed:
         return RetryDecision.BLOCK
-    if was_sent and not idempotent and fault is not AttemptFault.BUSY:
-        return RetryDecision.RETURN_ERROR
     return RetryDecision.RETRY
 
 

@@ -132,7 +132,7 @@ class RequestDispatcher:
 
     def _decide_retry(self, attempts: RequestAttempts, picked: Endpoint, error: AttemptFailed) -> None:
         """Return where another replica may be tried. Raises `error`, or ShoalError(REQUEST_CRASHED_WORKER)."""
-        match attempts.on_failure(picked, error.code, self._clock.now(), was_sent=error.was_sent):
+        match attempts.on_failure(picked, error.code, self._clock.now()):
             case RetryDecision.RETURN_ERROR:
                 raise error
             case RetryDecision.BLOCK:

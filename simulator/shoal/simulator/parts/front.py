@@ -281,7 +281,7 @@ class SimFront:
                 return None, await self._attempt_guarded(picked, request)
             except SimAttemptFailed as failed:
                 failure = failed.code
-                match attempts.on_failure(picked, failed.code, self._now(), was_sent=failed.was_sent):
+                match attempts.on_failure(picked, failed.code, self._now()):
                     case RetryDecision.RETURN_ERROR:
                         return failed.code, ""
                     case RetryDecision.BLOCK:
@@ -308,7 +308,7 @@ class SimFront:
             async with asyncio.timeout(request.expires_at - self._now()):
                 await alone.acquire()
         except TimeoutError as error:
-            raise SimAttemptFailed(Code.DEADLINE_EXCEEDED, was_sent=False) from error
+            raise SimAttemptFailed(Code.DEADLINE_EXCEEDED) from error
         try:
             return await self._attempt(endpoint, request)
         finally:
@@ -348,7 +348,7 @@ class SimFront:
                 suspect = self.router.is_suspect(request, self._now())
                 return await self._upstream.infer(endpoint, request.key, request.digest, remaining_s, suspect=suspect)
         except TimeoutError as late:
-            raise SimAttemptFailed(Code.DEADLINE_EXCEEDED, was_sent=True) from late
+            raise SimAttemptFailed(Code.DEADLINE_EXCEEDED) from late
 
     def _now(self) -> Elapsed:
         return self._machine.clock.now()

@@ -25,12 +25,11 @@ RTT_SAMPLES: Final = 8
 
 
 class SimAttemptFailed(Exception):
-    """One attempt at one replica failed. was_sent: the replica may have begun to run the request."""
+    """One attempt at one replica failed."""
 
-    def __init__(self, code: Code, *, was_sent: bool) -> None:
+    def __init__(self, code: Code) -> None:
         super().__init__(code)
         self.code = code
-        self.was_sent = was_sent
 
 
 class _Connection:
@@ -78,27 +77,27 @@ class SimUpstream:
         if endpoint.region:
             code = await self._machine.network.other_regions.infer(self._machine, endpoint)
             if code is not None:
-                raise SimAttemptFailed(code, was_sent=True)
+                raise SimAttemptFailed(code)
             self._machine.world.record("request.cross_region", region=endpoint.region, agreement=endpoint.agreement)
             return endpoint.assignment
         return await self._forward(_place_of(endpoint), workload, content, remaining_s, suspect=suspect)
 
     async def _run_locally(self, assignment: str, content: bytes) -> None:
         if assignment not in self._router.workers:
-            raise SimAttemptFailed(Code.MODEL_NOT_READY, was_sent=False)
+            raise SimAttemptFailed(Code.MODEL_NOT_READY)
         running = self._machine.run_request(assignment, content)
         if running is None:
-            raise SimAttemptFailed(Code.REPLICA_UNREACHABLE, was_sent=False)
+            raise SimAttemptFailed(Code.REPLICA_UNREACHABLE)
         code = await running
         if code is not None:
-            raise SimAttemptFailed(code, was_sent=True)
+            raise SimAttemptFailed(code)
 
     async def _forward(
         self, place: str, workload: WorkloadKey, content: bytes, remaining_s: Seconds, *, suspect: bool
     ) -> str:
         machine, connection = self._machine, self._connection(place)
         if not await self._wait_until_open(place, connection):
-            raise SimAttemptFailed(Code.REPLICA_UNREACHABLE, was_sent=False)
+            raise SimAttemptFailed(Code.REPLICA_UNREACHABLE)
         there = await self._cross(connection, machine.name, place)
         peer = machine.network.machines[place]
         code, assignment = await peer.front.request(
@@ -111,7 +110,7 @@ class SimUpstream:
             connection.is_open = False
         connection.rtts.append(there + back)
         if code is not None:
-            raise SimAttemptFailed(code, was_sent=True)
+            raise SimAttemptFailed(code)
         return assignment
 
     async def _cross(self, connection: _Connection, source: str, target: str) -> float:
@@ -128,7 +127,7 @@ class SimUpstream:
         """Notice that nothing comes back. Raises SimAttemptFailed."""
         await asyncio.sleep(SILENT_S)
         connection.is_open = False
-        raise SimAttemptFailed(Code.REPLICA_UNREACHABLE, was_sent=True)
+        raise SimAttemptFailed(Code.REPLICA_UNREACHABLE)
 
     async def _wait_until_open(self, place: str, connection: _Connection) -> bool:
         if connection.is_open:

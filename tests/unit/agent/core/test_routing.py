@@ -316,26 +316,20 @@ CRASHED = AttemptHistory(frozenset({"a"}), has_crashed=True)
 
 
 @pytest.mark.parametrize(
-    ("fault", "tries", "idempotent", "sent", "expected"),
+    ("fault", "tries", "expected"),
     [
-        (AttemptFault.REQUEST, FIRST, True, True, RetryDecision.RETURN_ERROR),
-        (AttemptFault.LATE, FIRST, True, True, RetryDecision.RETURN_ERROR),
-        (AttemptFault.CALLER, FIRST, True, True, RetryDecision.RETURN_ERROR),
-        (AttemptFault.BUSY, FIRST, True, True, RetryDecision.RETRY),
-        (AttemptFault.REPLICA, FIRST, True, True, RetryDecision.RETRY),
-        (AttemptFault.REPLICA, CRASHED, True, True, RetryDecision.RETRY),
-        (AttemptFault.CRASH, FIRST, True, True, RetryDecision.RETRY),
-        (AttemptFault.CRASH, CRASHED, True, True, RetryDecision.BLOCK),
-        (AttemptFault.CRASH, FIRST, False, True, RetryDecision.RETURN_ERROR),
-        (AttemptFault.REPLICA, FIRST, False, True, RetryDecision.RETURN_ERROR),
-        (AttemptFault.REPLICA, FIRST, False, False, RetryDecision.RETRY),
-        (AttemptFault.BUSY, FIRST, False, True, RetryDecision.RETRY),
+        (AttemptFault.REQUEST, FIRST, RetryDecision.RETURN_ERROR),
+        (AttemptFault.LATE, FIRST, RetryDecision.RETURN_ERROR),
+        (AttemptFault.CALLER, FIRST, RetryDecision.RETURN_ERROR),
+        (AttemptFault.BUSY, FIRST, RetryDecision.RETRY),
+        (AttemptFault.REPLICA, FIRST, RetryDecision.RETRY),
+        (AttemptFault.REPLICA, CRASHED, RetryDecision.RETRY),
+        (AttemptFault.CRASH, FIRST, RetryDecision.RETRY),
+        (AttemptFault.CRASH, CRASHED, RetryDecision.BLOCK),
     ],
 )
-def test_what_becomes_of_a_failure(
-    fault: AttemptFault, tries: AttemptHistory, idempotent: bool, sent: bool, expected: RetryDecision
-) -> None:
-    assert routing.decide_retry(fault, tries, idempotent=idempotent, was_sent=sent) is expected
+def test_what_becomes_of_a_failure(fault: AttemptFault, tries: AttemptHistory, expected: RetryDecision) -> None:
+    assert routing.decide_retry(fault, tries) is expected
 
 
 TIGHT = AdmissionLimits(per_replica=4, per_tenant=6, total_bytes=1000)
