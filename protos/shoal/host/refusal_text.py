@@ -16,7 +16,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def labelled(refusal: Refusal, width: int) -> list[tuple[str, str]]:
+def parts_of(refusal: Refusal, width: int) -> list[tuple[str, str]]:
     """(label, words) of what was found, wanted and can be tried, with the code at the end. The words are wrapped, under
     their own beginning, so that label and words fit `width`."""
     named = (("found:", refusal.found), ("wanted:", refusal.asked), ("try:", refusal.remedy))
@@ -38,7 +38,7 @@ def labelled(refusal: Refusal, width: int) -> list[tuple[str, str]]:
 def print_refusal(refusal: Refusal) -> None:
     """On stderr: a line for each part on a terminal, one line in a pipe."""
     if sys.stderr.isatty():
-        lines = [label + words for label, words in labelled(refusal, shutil.get_terminal_size().columns)]
+        lines = [label + words for label, words in parts_of(refusal, shutil.get_terminal_size().columns)]
     else:
         lines = [printable(str(refusal))]
     print("\n".join(lines), file=sys.stderr)

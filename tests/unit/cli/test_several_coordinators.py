@@ -33,7 +33,7 @@ def elect(coordinators: list[ApiStub], leader: ApiStub) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def contexts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the contexts."""
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
@@ -121,7 +121,7 @@ def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Co
 
 
 def test_events_of_an_only_coordinator_go_on_when_it_is_there_again(
-    context: Context, three: list[ApiStub], capsys: pytest.CaptureFixture[str], home: Path
+    context: Context, three: list[ApiStub], capsys: pytest.CaptureFixture[str], contexts_folder: Path
 ) -> None:
     """Before, `shoal events --watch` ended there."""
     leader = three[1]

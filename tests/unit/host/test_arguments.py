@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.host.arguments import ArgumentParser
-from shoal.host.refusal_text import labelled, print_refusal
+from shoal.host.refusal_text import parts_of, print_refusal
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError
 
@@ -108,7 +108,7 @@ words = st.text("ab \x1b", max_size=60)
 
 @given(words, words, words, st.integers(1, 120))
 def test_any_refusal_has_its_code_once_at_the_end(found: str, wanted: str, remedy: str, width: int) -> None:
-    lines = labelled(Refusal(Code.CONFLICT, found, wanted, remedy), width)
+    lines = parts_of(Refusal(Code.CONFLICT, found, wanted, remedy), width)
     text = "\n".join(label + said for label, said in lines)
     assert text.endswith("(CONFLICT)")
     assert text.count("CONFLICT") == 1

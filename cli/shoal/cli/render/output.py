@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.cli.render.columns import GAP, Cell, Column, fit, pad, shorten
-from shoal.host.refusal_text import labelled, printable
+from shoal.host.refusal_text import parts_of, printable
 from shoal.types.codes import Refusal
 
 
@@ -98,7 +98,7 @@ def show_refusal(refusal: Refusal, *, place: str = "", stderr: bool = True) -> N
         return
     if place:
         on.print(Text(clean(place), style="bold"))
-    for label, words in labelled(refusal, on.width):
+    for label, words in parts_of(refusal, on.width):
         on.print(Text(label, style=_LABEL_STYLES.get(label.strip(), "")) + Text(words))
 
 

@@ -537,19 +537,19 @@ def test_sessions_end_with_a_model_whose_state_the_next_one_may_not_read(
     begun = begin_migration(steps=(1.0,), against=Against.NONE, advisory=True)
     reserved, _ = reserve(begun, replace(TARGET, model=model), at(1), WALL)
 
-    def seen(source: int) -> MigrationObservation:
+    def observation(source: int) -> MigrationObservation:
         found = stateful(source=source)
         observed = replace(READY, sessions=1, verdict=shown)
         return replace(found, target=replace(found.target, observed=observed))
 
-    moving, _ = step(reserved, seen(2), at(2), WALL)
+    moving, _ = step(reserved, observation(2), at(2), WALL)
     assert isinstance(moving.state, ShiftingState)
     assert [(source.model, target.model) for source, target in _handovers(moving)] == [(DIGEST, model)] * goes_over
-    after, _ = step(moving, seen(2), at(10), WALL)
+    after, _ = step(moving, observation(2), at(10), WALL)
     assert after.stage is (MigrationStage.SHIFTING if goes_over else MigrationStage.DRAINING)
     if not goes_over:
         assert after.stages[-1].note == "2 sessions end: the new replica has another model"
-        back, _ = step(moving, replace(seen(2), obsolete_reason=Refusal(Code.PLAN_STALE, "gone")), at(3), WALL)
+        back, _ = step(moving, replace(observation(2), obsolete_reason=Refusal(Code.PLAN_STALE, "gone")), at(3), WALL)
         assert isinstance(back.state, RollingBackState)
         assert not _handovers(back), "nor does the old one go on with the new one's"
 
