@@ -29,7 +29,7 @@ class ArgumentParser(argparse.ArgumentParser):
         options |= {"epilog": format_examples(shown), "formatter_class": _HelpFormatter} if shown else {}
         super().__init__(*arguments, **options)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """No verb leaves words over for another: who says so here can name the verb."""
         found, surplus = super().parse_known_args(args, namespace)
         if surplus:
