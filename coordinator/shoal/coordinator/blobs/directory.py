@@ -112,7 +112,6 @@ class DirectoryBlobs:
         except OSError as failed:
             raise _disk_error(failed, size) from failed
         finally:
-            arriving.close()
             await run_thread_to_completion(self._forget, arriving)
         return str(path)
 
@@ -158,10 +157,14 @@ class DirectoryBlobs:
             arriving.promised_bytes -= size
 
     def _forget(self, arriving: "OpenFile") -> None:
-        """Deletes what is left of a write that failed, and gives back the room that it did not take."""
-        if arriving.path is not None:
-            arriving.path.unlink(missing_ok=True)
+        """Gives back the room that a write did not take, and deletes what is left of one that failed. In this order: a
+        disk that errs as a file is closed or deleted must not keep room from later writes."""
         self._release(arriving, arriving.promised_bytes)
+        try:
+            arriving.close()
+        finally:
+            if arriving.path is not None:
+                arriving.path.unlink(missing_ok=True)
 
     def _publish(self, arriving: "OpenFile", path: Path) -> None:
         """Flushes the bytes, renames the file and flushes the directory, in this order."""
@@ -177,8 +180,8 @@ class DirectoryBlobs:
 
 
 class OpenFile:
-    """A descriptor that a thread opens and the event loop closes. path: file to remove on close. promised_bytes: what
-    is still to be written to it."""
+    """A descriptor that a thread opens. path: file to remove once it is closed. promised_bytes: what is still to be
+    written to it."""
 
     def __init__(self) -> None:
         self.descriptor = -1

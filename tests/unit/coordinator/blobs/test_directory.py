@@ -162,6 +162,30 @@ async def test_no_two_pushes_are_promised_the_same_room(tmp_path: Path, monkeypa
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
 
 
+@pytest.mark.parametrize("failing", [(os, "close"), (Path, "unlink")], ids=["close", "unlink"])
+async def test_a_disk_that_errs_as_a_failed_push_is_forgotten_keeps_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[object, str]
+) -> None:
+    """Else each such push would have later ones refused until a restart, however much is free."""
+    call = getattr(*failing)
+
+    def fail(*args: object, **options: object) -> None:
+        call(*args, **options)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def break_off() -> AsyncIterator[bytes]:
+        yield CONTENT[:1]
+        erring.setattr(*failing, fail)
+        raise RuntimeError
+
+    blobs = DirectoryBlobs(tmp_path / "models", Bytes(2**20), spare_bytes=Bytes(0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=SIZE))
+    with monkeypatch.context() as erring, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        await blobs.write(break_off(), size=SIZE, digest=DIGEST)
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    assert await gather(blobs) == CONTENT
+
+
 async def test_a_reader_of_a_deleted_or_replaced_model_reads_on(blobs: DirectoryBlobs) -> None:
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
     reading = blobs.read(DIGEST, 0)
