@@ -250,7 +250,7 @@ def _lasting(kind: str, row: Any) -> Any:
 
 
 def _poll(api: "RegionClient", targets: Sequence[Target], options: ListingOptions) -> Rows:
-    """As `_read`, also while the region's only coordinator is restarted. Raises ShoalError."""
+    """As `_read`, also while the region's only coordinator is restarted or none leads. Raises ShoalError."""
     from shoal.client.region import NO_ANSWER_CODES, retry_while
 
     return retry_while(lambda: _read(api, targets, options), NO_ANSWER_CODES, api.on_outage)

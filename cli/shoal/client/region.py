@@ -45,8 +45,8 @@ READ_ONLY_METHODS: Final = frozenset(
     }
 )
 """Methods that change nothing, or of which a second call does no harm."""
-NO_ANSWER_CODES: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED})
-"""How a call ends while no coordinator answers in time."""
+NO_ANSWER_CODES: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED, Code.NOT_LEADER})
+"""How a call ends while no coordinator answers in time, or none leads."""
 _STREAM_END_CODES: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
 """How a stream ends when its coordinator is lost, stops, or no longer leads."""
 
@@ -166,7 +166,7 @@ class RegionClient:
         return self._call("Get", request)  # type: ignore[no-any-return]
 
     def poll(self, kind: str, name: str = "") -> operator_pb2.GetReply:
-        """As `get`, for callers that poll: retries for `RESTART_TIMEOUT_S` while no coordinator answers in time."""
+        """As `get`, for callers that poll: retries for `RESTART_TIMEOUT_S` while no coordinator that leads answers."""
         return retry_while(lambda: self.get(kind, name), NO_ANSWER_CODES, self.on_outage)
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
@@ -227,7 +227,7 @@ class RegionClient:
             # The stream itself would not tell: its first answer is the next event.
             self.on_outage(error.refusal)
             time.sleep(RETRY_PAUSE_S)  # noqa: TID251 - one that ends every stream at once is not asked without a pause
-            retry_while(self.who_am_i, {*NO_ANSWER_CODES, Code.NOT_LEADER})
+            retry_while(self.who_am_i, NO_ANSWER_CODES)
             self.on_outage(None)
 
     def backup(

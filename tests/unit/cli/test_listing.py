@@ -233,7 +233,7 @@ def test_watching_tells_workloads_of_one_name_apart(region: ThreeNodes, monkeypa
     assert done.stdout.splitlines() == ["default bank shop ", "workload/bank/reader is gone"]
 
 
-@pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED, Code.NOT_LEADER])
 def test_watching_says_once_that_nobody_answers_and_once_that_somebody_does(
     region: ThreeNodes, monkeypatch: pytest.MonkeyPatch, code: Code
 ) -> None:

@@ -160,28 +160,31 @@ def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:
 
 
 class Away(RegionClient):
-    """A region whose only coordinator is not there for the first few asks."""
+    """A region of which no coordinator that leads is there for the first few asks."""
 
-    def __init__(self, asks: int) -> None:
+    def __init__(self, asks: int, code: Code = Code.COORDINATOR_UNREACHABLE) -> None:
         self.asks = asks
+        self.code = code
 
     def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         if self.asks:
             self.asks -= 1
-            raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody there", "the region's coordinator")
+            raise refuse(self.code, "nobody there", "the region's coordinator")
         return operator_pb2.GetReply()
 
 
+@pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER])
 def test_who_looks_until_something_has_come_about_outlasts_the_absence_of_the_only_coordinator(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, code: Code
 ) -> None:
-    api = Away(2)
+    """So that of a leader, however long the others take to elect one."""
+    api = Away(2, code)
     assert api.poll("workloads") == operator_pb2.GetReply()
     assert api.asks == 0
     monkeypatch.setattr(region, "RESTART_TIMEOUT_S", -1.0)
     with pytest.raises(ShoalError) as too_long:
-        Away(2).poll("workloads")
-    assert too_long.value.code is Code.COORDINATOR_UNREACHABLE
+        Away(2, code).poll("workloads")
+    assert too_long.value.code is code
 
 
 def test_nobody_leads_for_a_while(context: Context, three: list[ApiStub], monkeypatch: pytest.MonkeyPatch) -> None:
