@@ -207,28 +207,44 @@ class RegionClient:
     def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
         """limit: newest past events; 0: all that are kept. follow: then each new one, without end.
 
-        When a coordinator goes away, following continues after the last event, at the one that leads within
-        `RESTART_TIMEOUT_S`.
+        When a coordinator goes away, following continues after the last event, at the one that leads. It ends once
+        every stream has failed for `RESTART_TIMEOUT_S`.
         """
         seen = after
+        out_since: float | None = None
+
+        def on_answer() -> None:
+            nonlocal out_since
+            if out_since is not None:
+                out_since = None
+                self.on_outage(None)
+
         while True:
             # Once something was seen, a limit would leave out what happened while nobody answered.
             request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit if seen == after else 0)
             begun = time.monotonic()  # noqa: TID251 - a command's own clock
             try:
-                for event in self._connection.operator.Events(request, timeout=None if follow else TIMEOUT_S):
+                stream = self._connection.operator.Events(request, timeout=None if follow else TIMEOUT_S)
+                if out_since is not None:
+                    # Its first answer is the next event, which may be long in coming: one that lasts will do.
+                    time.sleep(RETRY_PAUSE_S)  # noqa: TID251
+                    if stream.is_active():
+                        on_answer()
+                for event in stream:
+                    on_answer()
                     yield event
                     seen = event.sequence
                 return
             except grpc.RpcError as cause:
-                error = self._connection.error_of(cause, time.monotonic() - begun)  # noqa: TID251
-                if not follow or error.code not in _STREAM_END_CODES:
+                now = time.monotonic()  # noqa: TID251
+                error = self._connection.error_of(cause, now - begun)
+                is_over = out_since is not None and now - out_since > RESTART_TIMEOUT_S
+                if not follow or error.code not in _STREAM_END_CODES or is_over:
                     raise error from cause
-            # The stream itself would not tell: its first answer is the next event.
-            self.on_outage(error.refusal)
-            time.sleep(RETRY_PAUSE_S)  # noqa: TID251 - one that ends every stream at once is not asked without a pause
+            if out_since is None:
+                out_since = now
+                self.on_outage(error.refusal)
             retry_while(self.who_am_i, NO_ANSWER_CODES)
-            self.on_outage(None)
 
     def backup(
         self, path: Path, *, models: bool = False, progress: Callable[[int], None] = lambda done: None

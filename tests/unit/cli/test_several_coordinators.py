@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +18,7 @@ from shoal.cli.options import connect
 from shoal.client import Context, Contexts, RegionClient, connection, region
 from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.clock import CoordinatorClock
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2
 
@@ -152,6 +155,75 @@ def test_events_that_nobody_tells_any_longer_end_with_the_reason(
         with pytest.raises(ShoalError) as lost:
             list(events)
     assert lost.value.code is Code.COORDINATOR_UNREACHABLE
+
+
+@dataclass
+class ScriptedStream:
+    """Of events; it fails after the last one."""
+
+    # Numbers of its events.
+    numbers: tuple[int, ...] = ()
+    # Whether it lasts, though no event comes for a while.
+    lasts: bool = False
+
+    def is_active(self) -> bool:
+        return self.lasts
+
+    def __iter__(self) -> Iterator[operator_pb2.Event]:
+        yield from (operator_pb2.Event(sequence=number) for number in self.numbers)
+        raise grpc.RpcError
+
+
+class Unsteady(RegionClient):
+    """A region whose coordinator always says who leads, and gives these streams of events, one after the other."""
+
+    def __init__(self, *streams: ScriptedStream) -> None:
+        self.streams = list(streams)
+        self.told: list[Refusal | None] = []
+        self.on_outage = self.told.append
+        operator = SimpleNamespace(Events=lambda request, timeout: self.streams.pop(0))
+        self._connection: Any = SimpleNamespace(operator=operator, error_of=self._error_of)
+
+    def who_am_i(self) -> operator_pb2.WhoAmIReply:
+        return operator_pb2.WhoAmIReply()
+
+    def _error_of(self, cause: grpc.RpcError, waited_s: float) -> ShoalError:
+        return refuse(Code.COORDINATOR_UNREACHABLE, "the stream broke", "one that lasts")
+
+
+@pytest.mark.parametrize("lasts", [True, False], ids=["one that lasts", "one with an event"])
+def test_a_stream_that_ends_at_once_is_no_answer(monkeypatch: pytest.MonkeyPatch, lasts: bool) -> None:
+    """Before, each told of another outage and of its end, four times a second."""
+    monkeypatch.setattr(region, "RETRY_PAUSE_S", 0.0)
+    good = ScriptedStream((2,), lasts)
+    api = Unsteady(ScriptedStream((1,)), ScriptedStream(), ScriptedStream(), good, ScriptedStream((3,)))
+    events = api.events(follow=True)
+    assert [next(events).sequence, *api.told] == [1]
+    assert next(events).sequence == 2
+    assert [why and why.code for why in api.told] == [Code.COORDINATOR_UNREACHABLE, None]
+    assert next(events).sequence == 3
+    assert [why and why.code for why in api.told] == [Code.COORDINATOR_UNREACHABLE, None] * 2, "another one"
+
+
+def test_a_stream_that_lasts_is_an_answer_before_its_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region, "RETRY_PAUSE_S", 0.0)
+    api = Unsteady(ScriptedStream((1,)), ScriptedStream((), lasts=True), ScriptedStream((2,)))
+    events = api.events(follow=True)
+    next(events)
+    next(events)
+    assert [why is None for why in api.told] == [False, True, False, True]
+
+
+def test_events_end_where_every_stream_does_though_somebody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, they went on for good."""
+    monkeypatch.setattr(region, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(region, "RESTART_TIMEOUT_S", -1.0)
+    api = Unsteady(ScriptedStream((1,)), ScriptedStream((2,)), ScriptedStream(), ScriptedStream((3,)))
+    events, found = api.events(follow=True), list[int]()
+    with pytest.raises(ShoalError, match="the stream broke"):
+        found.extend(event.sequence for event in events)
+    assert found == [1, 2], "an event begins the time anew"
+    assert [why is None for why in api.told] == [False, True, False]
 
 
 def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:
