@@ -14,7 +14,7 @@ from shoal.cli import jsonpath
 from shoal.cli.options import SINGULAR
 from shoal.cli.render.data import as_data, document_yaml
 from shoal.cli.render.listings import cells_of, columns_of, name_of, rows_of, show, text_of
-from shoal.cli.render.output import clean, console, emit, line, notes_above, table_text
+from shoal.cli.render.output import clean, console, emit, line, note, notes_above, table_text
 from shoal.cli.render.resources import event_line
 from shoal.cli.selection import field_of, parse_selector, sort_key
 from shoal.types.codes import Code, refuse
@@ -219,7 +219,8 @@ def _redraw(api: "RegionClient", targets: Sequence[Target], options: ListingOpti
 
 
 def _print_changes(api: "RegionClient", targets: Sequence[Target], options: ListingOptions) -> None:
-    """Every row once, and again whenever it has changed."""
+    """Every row once, and again whenever it has changed. Where programs read the rows, stderr says what is gone."""
+    say = line if options.output in ("table", "wide") else note
     before: dict[tuple[str, str], Any] = {}
     while True:
         rows = _poll(api, targets, options)
@@ -230,7 +231,7 @@ def _print_changes(api: "RegionClient", targets: Sequence[Target], options: List
             if fresh:
                 _print_once(targets, {kind: fresh}, options)
         for kind, name in sorted(before.keys() - now.keys()):
-            line(f"{SINGULAR[kind]}/{name} is gone")
+            say(f"{SINGULAR[kind]}/{name} is gone")
         sys.stdout.flush()
         before = {key: _lasting(key[0], row) for key, row in now.items()}
         time.sleep(POLL_S)  # noqa: TID251

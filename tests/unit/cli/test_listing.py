@@ -199,7 +199,11 @@ def test_forms_for_programs() -> None:
     assert run("no", "cloud", "-o", "jsonpath={.liveness}") == "ready\n"
 
 
-def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["name", "csv", "json", "yaml", "jsonpath={.items[*].node.name}", "table", "wide"])
+def test_watching_prints_a_row_again_when_it_changes(
+    region: ThreeNodes, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """That one is gone is said on stderr where programs read: JSON, say, would be followed by what is none."""
     monkeypatch.setattr(listing, "POLL_S", 0.0)
 
     def on_look(number: int) -> None:
@@ -211,10 +215,15 @@ def test_watching_prints_a_row_again_when_it_changes(region: ThreeNodes, monkeyp
             raise KeyboardInterrupt
 
     region.on_look = on_look
-    done = CliRunner().invoke(shoal, ["get", "no", "-o", "name", "-w"])
-    assert done.stdout.split("\n") == [
-        "node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", "node/cloud is gone", "",
-    ]  # fmt: skip
+    done = CliRunner().invoke(shoal, ["get", "no", "-o", form, "-w"])
+    gone = "node/cloud is gone"
+    if form in ("table", "wide"):
+        assert done.stdout.splitlines()[-1] == gone
+    else:
+        assert gone not in done.stdout
+        assert done.stderr.splitlines()[0] == gone
+    if form == "name":
+        assert done.stdout.split("\n") == ["node/edge-1", "node/edge-2", "node/cloud", "node/edge-2", ""]
 
 
 def test_watching_tells_workloads_of_one_name_apart(region: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +239,8 @@ def test_watching_tells_workloads_of_one_name_apart(region: ThreeNodes, monkeypa
 
     region.on_look = on_look
     done = CliRunner().invoke(shoal, ["get", "wl", "-o", "jsonpath={range .items[*]}{.workload.tenant} {end}", "-w"])
-    assert done.stdout.splitlines() == ["default bank shop ", "workload/bank/reader is gone"]
+    assert done.stdout.splitlines() == ["default bank shop "]
+    assert done.stderr.splitlines()[0] == "workload/bank/reader is gone"
 
 
 @pytest.mark.parametrize("code", [Code.COORDINATOR_UNREACHABLE, Code.DEADLINE_EXCEEDED, Code.NOT_LEADER])
