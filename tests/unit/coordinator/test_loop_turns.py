@@ -9,16 +9,22 @@ from typing import Any, cast
 
 import pytest
 
+from harness.builders.federation_members import member
 from harness.fakes.region import RegionFixture, two_agents
 from shoal.coordinator import codec
 from shoal.coordinator.api import operator, region_views, views
+from shoal.coordinator.api.federation_operator import FederationOperatorService
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
 from shoal.coordinator.controllers.federation import ledger
 from shoal.coordinator.controllers.federation.ledger import LedgerDraft, LedgerWrites
+from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.region import doctor
+from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.controllers.workloads import placement_queries
 from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.ports import VerifiedMessage
+from shoal.types.agreement import ReportContent
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.units import Wall
@@ -184,28 +190,31 @@ async def logs(world: RegionFixture) -> None:
 async def test_a_long_log_is_parsed_in_slices(
     world: RegionFixture, api: OperatorService, logs: None, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    loop, load, turns, parsed = asyncio.get_running_loop(), codec.load, 0, list[int]()
-
-    def count() -> None:
-        nonlocal turns
-        turns += 1
-        loop.call_soon(count)
-
-    def load_slowly(kind_of: Any, data: bytes) -> Any:
-        _spin(1.5 * SLICE_S)
-        parsed.append(turns)
-        return load(kind_of, data)
-
     expected = [entry.agreement for entry in await world.region.ledger.entries_after(5)]
     monkeypatch.setattr(region_views, "MAX_LEDGER_ENTRIES", 3)
-    monkeypatch.setattr(codec, "load", load_slowly)
-    count()
+    parsed = _parse_slowly(monkeypatch)
     reply = await api.get(operator_pb2.GetRequest(kind=kind), "test")
     listed = reply.ledger if kind == "ledger" else reply.events
     assert len(listed) == len(parsed), "what is not shown is not parsed either"
     assert len({*parsed}) == len(parsed) >= 3, "the loop has a turn between any two"
     if kind == "ledger":
         assert [each.agreement for each in reply.ledger] == expected
+
+
+async def test_a_long_copy_of_a_ledger_is_parsed_in_slices(
+    world: RegionFixture, logs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A federation's `Get ledger` of ten thousand entries held its loop for 0.15 s."""
+    nobody = cast(Any, None)
+    federation = FederationController("fed", world.store, world.region.events, world.clock, NoMeter(), nobody)
+    await federation.admit(member("eu"))
+    entries = await world.region.ledger.entries_after(0)
+    await federation.report(VerifiedMessage("eu", ReportContent((), entries), b""))
+    service = FederationOperatorService("fed", federation, *[nobody] * 7)  # type: ignore[abstract]
+    parsed = _parse_slowly(monkeypatch)
+    reply = await service.Get(operator_pb2.GetRequest(kind="ledger", name="eu"), None)
+    assert [each.sequence for each in reply.ledger] == [each.sequence for each in entries]
+    assert len({*parsed}) == len(parsed) > len(entries), "the loop has a turn between any two"
 
 
 async def test_doctor_reads_whole_logs_in_a_thread(
@@ -235,6 +244,25 @@ async def test_work_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatc
     _spin(0.03)
     await pace.breathe()
     assert 0.03 <= pace.longest_s <= pace.worked_s
+
+
+def _parse_slowly(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Whatever is parsed from now on takes more than a slice; returns the loop's turns at which that was done."""
+    loop, load, turns, parsed = asyncio.get_running_loop(), codec.load, 0, list[int]()
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(count)
+
+    def load_slowly(kind_of: Any, data: bytes) -> Any:
+        _spin(1.5 * SLICE_S)
+        parsed.append(turns)
+        return load(kind_of, data)
+
+    monkeypatch.setattr(codec, "load", load_slowly)
+    count()
+    return parsed
 
 
 def _spin(seconds: float) -> None:

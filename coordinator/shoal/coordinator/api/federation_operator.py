@@ -69,7 +69,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
                 await extend_in_slices(reply.events, await newest_events(self._events))
             case "ledger":
                 copies = await self._controller.copies(request.name, MAX_EVENTS)
-                reply.ledger.extend(to_wire(entry) for entry in copies)
+                await extend_in_slices(reply.ledger, (to_wire(entry) for entry in copies))
             case _:
                 raise _unknown(request.kind, "tokens, events, ledger")
         return reply

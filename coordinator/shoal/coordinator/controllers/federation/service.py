@@ -6,6 +6,7 @@ writes take effect at once.
 """
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -288,14 +289,13 @@ class FederationController:
             self._state = self._state.with_askers(by, askers)
         return last.sequence + 1 if last is not None else 1
 
-    async def copies(self, region: str, limit: int) -> tuple[LedgerEntry, ...]:
-        """The newest entries of a region's ledger, oldest first."""
+    async def copies(self, region: str, limit: int) -> Iterator[LedgerEntry]:
+        """The newest entries of a region's ledger, oldest first. Each is parsed when it is taken: thousands at once
+        would hold the loop."""
         last = await self._last_copy(region)
-        if last is None:
-            return ()
-        after = _copy(region, max(0, last.sequence - limit))
-        found = await self._store.scan(f"{COPIES}{region}/", after=after)
-        return tuple(codec.load(LedgerEntry, record.value) for record in found)
+        after = _copy(region, max(0, last.sequence - limit) if last is not None else 0)
+        found = await self._store.scan(f"{COPIES}{region}/", after=after) if last is not None else ()
+        return (codec.load(LedgerEntry, record.value) for record in found)
 
     def _spend(self, region: str, believed: float) -> None:
         """Charges one solicitation to the region's rate limit; a lower standing costs more. believed: its standing."""
