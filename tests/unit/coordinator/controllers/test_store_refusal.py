@@ -15,9 +15,10 @@ from shoal.coordinator.controllers.log.events import (
     EventLog,
     LogEvent,
 )
-from shoal.coordinator.ports import StaleRevision, Transaction
+from shoal.coordinator.ports import StaleRevision, StoreRecord, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import Seconds
 
 
 @pytest.fixture
@@ -185,14 +186,23 @@ async def test_an_entry_that_was_stored_though_its_commit_timed_out_counts_where
 async def test_an_audit_entry_that_loses_to_others_without_end_is_refused_with_a_code(
     log: EventLog, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried = 0
+    """As soon as the last attempt has failed: a pause and a look at the store after it would be for nothing."""
+    done: list[str] = []
 
     async def lose(_: Transaction) -> int:
-        nonlocal tried
-        tried += 1
+        done.append("try")
         raise StaleRevision(AUDIT)
 
+    async def look(prefix: str, *, after: str) -> tuple[StoreRecord, ...]:
+        done.append("look")
+        return ()
+
+    async def pause(_: Seconds) -> None:
+        done.append("pause")
+
     monkeypatch.setattr(store, "commit", lose)
+    monkeypatch.setattr(store, "scan", look)
+    monkeypatch.setattr(log._clock, "sleep", pause)
     with pytest.raises(ShoalError, match=Code.STORE_UNAVAILABLE):
         await log.audit("op", "Apply", "x", "applied")
-    assert tried == AUDIT_ATTEMPTS
+    assert done == ["try", *["pause", "look", "try"] * (AUDIT_ATTEMPTS - 1)]

@@ -333,12 +333,12 @@ class EventLog:
     async def _chain(self, actor: str, action: str, subject: str, outcome: str) -> None:
         async with self._auditing:
             for attempt in range(AUDIT_ATTEMPTS):
-                try:
-                    return await self._append(actor, action, subject, outcome)
-                except StaleRevision:  # of another coordinator, or of a commit that timed out and stored its entry
+                if attempt:  # after an entry of another coordinator, or of a commit that timed out and stored its own
                     name = f"{actor} {action} {subject} {self._clock.wall()}"
-                    await self._clock.sleep(delay(name, attempt, base_s=AUDIT_PAUSE_S, cap_s=AUDIT_PAUSE_MOST_S))
+                    await self._clock.sleep(delay(name, attempt - 1, base_s=AUDIT_PAUSE_S, cap_s=AUDIT_PAUSE_MOST_S))
                     await self._find_tail()
+                with suppress(StaleRevision):
+                    return await self._append(actor, action, subject, outcome)
         found = f"{AUDIT_ATTEMPTS} entries of others, each at the moment of this one"
         raise refuse(Code.STORE_UNAVAILABLE, found, "a place in the audit log", "try again")
 
