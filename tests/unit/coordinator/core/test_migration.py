@@ -554,6 +554,24 @@ def test_sessions_end_with_a_model_whose_state_the_next_one_may_not_read(
         assert not _handovers(back), "nor does the old one go on with the new one's"
 
 
+def test_sessions_go_over_after_a_verdict_that_the_new_replica_no_longer_reports() -> None:
+    begun = begin_migration(steps=(0.5, 1.0))
+    reserved, _ = reserve(begun, replace(TARGET, model=SMALL), at(1), WALL)
+
+    def observe(shown: Verdict | None) -> MigrationObservation:
+        found = stateful(source=2)
+        return replace(found, target=replace(found.target, observed=replace(READY, sessions=1, verdict=shown)))
+
+    half, _ = step(reserved, observe(verdict()), at(2), WALL)
+    assert isinstance(half.state, ShiftingState)
+    whole, _ = step(half, observe(None), half.state.due, WALL)  # its node has restarted, and was asked for no verdict
+    assert isinstance(whole.state, ShiftingState)
+    assert (whole.state.step, whole.state.stateful) == (1, True)
+    assert len(_handovers(whole)) == 1
+    waits, _ = step(whole, observe(None), whole.state.due, WALL)
+    assert waits.stage is MigrationStage.SHIFTING, "the old replica stays until its sessions went over"
+
+
 def test_sessions_that_do_not_go_over_in_time_take_the_move_back() -> None:
     after, _ = step(last_step(), stateful(target=3, source=2), at(1000), WALL)
     assert isinstance(after.state, RollingBackState)

@@ -331,7 +331,7 @@ def _shift(
     migration: Migration, index: int, seen: MigrationObservation, now: Elapsed, wall: Wall, limits: MigrationLimits
 ) -> MigrationStep:
     held_s = _step_hold_s(migration, limits)
-    stateful = seen.source.is_stateful and _can_take_state(migration, seen.target.observed)
+    stateful = seen.source.is_stateful and _can_take_state(migration)
     again_s = held_s if migration.is_cross_region else 0.0  # the counters may be reset once
     until = Elapsed(now + held_s + again_s + 2 * limits.report_s + (limits.handover_s if stateful else 0.0))
     source, target = observed_stats(seen.source), observed_stats(seen.target)
@@ -400,13 +400,16 @@ def _verdict(migration: Migration, observed: Observed | None) -> Verdict | None:
     return verdict if verdict is not None and verdict.migration == migration.id else None
 
 
-def _can_take_state(migration: Migration, observed: Observed | None) -> bool:
+def _can_take_state(migration: Migration) -> bool:
     """Whether the new replica may go on with the old one's sessions: it has the same model, or answered the same inputs
-    as the old one did, state among both. Another model takes a state of the same shape without a word."""
+    as the old one did, state among both. Another model takes a state of the same shape without a word.
+
+    By the verdict kept with the migration, because a replica that shifts is asked for none, and its node may have
+    restarted since and report none."""
     if migration.target is not None and migration.target.model == migration.source.model:
         return True
-    shown = _verdict(migration, observed)
-    return shown is not None and shown.passed and shown.samples > 0 and shown.against is Against.SOURCE
+    kept = migration.verdict
+    return kept is not None and kept.passed and kept.samples > 0 and kept.against is Against.SOURCE
 
 
 def _with_verdict(migration: Migration, observed: Observed | None) -> Migration:
