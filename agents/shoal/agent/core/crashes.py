@@ -21,8 +21,6 @@ CRASH_REFUSAL: Final = Refusal(
     "a request that its model survives",
     "change the input; the same bytes are refused for a while",
 )
-_KEPT_CRASHES: Final = 64
-"""Newest crashes whose requests are compared with each answer, so that an answer costs little after any number."""
 
 
 class _DigestCache(Generic[_T]):
@@ -81,6 +79,10 @@ class RequestsAtCrash:
         self._repeated = {digest for digest, count in counts.items() if count > 1}
         """Those of several requests, which were in flight with each other."""
 
+    @property
+    def digests(self) -> AbstractSet[bytes]:
+        return self._digests
+
     def others(self, digest: bytes) -> AbstractSet[bytes]:
         """Digests of the requests that were in flight with one of this digest."""
         return self._digests if digest in self._repeated else self._digests - {digest}
@@ -97,27 +99,56 @@ class SuspectedRequests(_DigestCache[RequestsAtCrash]):
 
     def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
         super().__init__(keep_s, size)
-        self._crashes: dict[int, RequestsAtCrash] = {}
-        """The newest crashes of suspects, by id of the object."""
+        self._crashes: dict[RequestsAtCrash, Elapsed] = {}
+        """When each crash is forgotten: the next one first, and all with the last suspect."""
+        self._crashes_of: defaultdict[bytes, set[RequestsAtCrash]] = defaultdict(set)
+        """By digest of a request in flight at them, so that an answer costs little after any number."""
 
     def add(self, digest: bytes, in_flight: RequestsAtCrash, now: Elapsed) -> None:
         """`in_flight` are the requests that were in flight at the crash, with this one."""
         self._put(digest, in_flight, now)
-        self._crashes[id(in_flight)] = in_flight
-        while len(self._crashes) > _KEPT_CRASHES:
-            del self._crashes[next(iter(self._crashes))]
+        self.add_crash(in_flight, now)
+
+    def add_crash(self, in_flight: RequestsAtCrash, now: Elapsed) -> None:
+        """What is answered from now on is taken from `in_flight`, the requests in flight at a crash."""
+        if self._crashes.pop(in_flight, None) is None:
+            for digest in in_flight.digests:
+                self._crashes_of[digest].add(in_flight)
+        self._crashes[in_flight] = Elapsed(now + self._keep_s)
+        while len(self._crashes) > self._size:
+            self._forget_oldest_crash()
+
+    def drop_expired(self, now: Elapsed) -> None:
+        super().drop_expired(now)
+        while self._crashes and now >= next(iter(self._crashes.values())):
+            self._forget_oldest_crash()
+        self._forget_crashes_without_suspects()
 
     def in_flight_at_crash(self, digest: bytes, now: Elapsed) -> RequestsAtCrash | None:
+        self.drop_expired(now)
         found = self._get(digest, now)
         return None if found is None else found[1]
 
     def clear(self, digest: bytes) -> None:
-        """The request was answered, so it did not cause the crash, and explains none of the newest crashes."""
+        """The request was answered, so it did not cause the crash, and explains none."""
         self._known.pop(digest, None)
+        for each in self._crashes_of.pop(digest, ()):
+            each.discard(digest)
+        self._forget_crashes_without_suspects()
+
+    def _forget_oldest_crash(self) -> None:
+        oldest = next(iter(self._crashes))
+        del self._crashes[oldest]
+        for digest in oldest.digests:
+            crashes = self._crashes_of[digest]
+            crashes.discard(oldest)
+            if not crashes:
+                del self._crashes_of[digest]
+
+    def _forget_crashes_without_suspects(self) -> None:
         if not self._known:
             self._crashes.clear()
-        for each in self._crashes.values():
-            each.discard(digest)
+            self._crashes_of.clear()
 
 
 class RequestInFlight(Protocol):
@@ -177,6 +208,8 @@ class CrashForensics:
             in_flight = RequestsAtCrash([each.digest for each in requests])
             for each in requests:
                 each.crash = Crash(in_flight, self._prior_crash(each, now))
+            if self._suspects:  # an answer between two of these failures must change this crash as it does earlier ones
+                self._suspects.add_crash(in_flight, now)
 
     def on_attempt_end(self, replica: str, request: RequestInFlight) -> None:
         """The attempt ended, with whatever outcome."""

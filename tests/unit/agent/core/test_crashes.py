@@ -108,7 +108,33 @@ def test_any_number_of_crashes_leaves_an_answer_cheap() -> None:
         crash(forensics, "a", Request(n.to_bytes(32)))
     CountedDigest.uses = 0
     forensics.on_answer(Request(CountedDigest(b"elsewhere")))
-    assert 0 < CountedDigest.uses < 256
+    assert 0 < CountedDigest.uses < 16
+
+
+def test_any_number_of_crashes_leaves_an_answer_what_it_explains() -> None:
+    forensics, poison, bystander = CrashForensics(), Request(b"poison"), Request(b"bystander")
+    crash(forensics, "a", poison, bystander)
+    for n in range(256):
+        crash(forensics, "other", Request(n.to_bytes(32)))
+    forensics.on_answer(bystander)
+    crash(forensics, "b", poison, bystander)
+    assert forensics.blocked_s(poison, NOW) is not None, "its company of both crashes was answered in between"
+    assert forensics.blocked_s(bystander, NOW) is None
+
+
+def test_an_answer_between_two_failures_of_one_crash_changes_no_comparison() -> None:
+    forensics, answered = CrashForensics(), Request(b"answered")
+    requests = Request(b"x"), Request(b"y")
+    crash(forensics, "a", *requests, answered)
+    for each in (*requests, answered):
+        forensics.on_attempt("b", each)
+    for each in requests:
+        forensics.on_crash("b", each, NOW)
+        forensics.on_attempt_end("b", each)
+        assert is_second_crash(each)
+        forensics.block_if_to_blame(each, NOW)
+        assert forensics.blocked_s(each, NOW) is None, "the same others were in flight at both"
+        forensics.on_answer(Request(b"answered"))  # repeated elsewhere
 
 
 def test_requests_that_crash_together_twice_are_not_blamed() -> None:
@@ -176,3 +202,22 @@ def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
     for n in range(5):
         suspects.add(bytes([n]), RequestsAtCrash([bytes([n])]), NOW)
     assert len(suspects) == 3
+
+
+def test_a_crash_is_forgotten_when_its_suspects_are() -> None:
+    suspects, in_flight = SuspectedRequests(keep_s=10.0), RequestsAtCrash([b"p", b"x"])
+    suspects.add(b"p", in_flight, NOW)
+    suspects.add(b"q", RequestsAtCrash([b"q"]), Elapsed(NOW + 5))
+    assert suspects.in_flight_at_crash(b"q", Elapsed(NOW + 10)) is not None
+    suspects.clear(b"x")
+    assert in_flight.others(b"p") == {b"x"}, "nobody is suspected for it any more"
+
+
+def test_all_crashes_are_forgotten_with_the_last_suspect() -> None:
+    suspects, first, second = SuspectedRequests(), RequestsAtCrash([b"p", b"x"]), RequestsAtCrash([b"x"])
+    suspects.add(b"p", first, NOW)
+    suspects.add_crash(second, NOW)
+    suspects.clear(b"p")
+    suspects.add(b"q", RequestsAtCrash([b"q"]), NOW)
+    suspects.clear(b"x")
+    assert first.others(b"p") == second.others(b"p") == {b"x"}
