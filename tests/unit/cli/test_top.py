@@ -71,6 +71,33 @@ def test_a_rate_needs_two_looks_and_counters_that_grow() -> None:
     assert "requests/s" not in summary_text("home", summarise(snapshot(), None))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "rate"),
+    [
+        ({"reader@a": 100, "gone@a": 900}, {"reader@a": 130}, 15.0),  # a workload was deleted
+        ({"reader@a": 100, "reader@b": 900}, {"reader@a": 130, "reader@b": 4}, 15.0),  # a front was started again
+        ({"reader@a": 100}, {"reader@a": 130, "reader@b": 900}, 15.0),  # a node came back
+        ({"reader@a": 100, "other@a": 7}, {"reader@a": 130, "other@a": 17}, 20.0),
+        ({"reader@a": 100}, {"reader@a": 100}, 0.0),
+        ({}, {}, 0.0),
+        ({"gone@a": 900}, {"reader@a": 130}, math.nan),
+    ],
+)
+def test_a_counter_that_begins_anew_leaves_the_rate_of_the_others(
+    before: dict[str, int], now: dict[str, int], rate: float
+) -> None:
+    def look(at: float, counts: dict[str, int]) -> RegionSnapshot:
+        rows: dict[str, operator_pb2.WorkloadView] = {}
+        for entry, requests in counts.items():
+            name, _, origin = entry.partition("@")
+            key = nouns_pb2.WorkloadKey(tenant="default", name=name)
+            row = rows.setdefault(name, operator_pb2.WorkloadView(workload=key))
+            row.ingress.add(workload=key, origin=origin, requests=requests)
+        return RegionSnapshot(at, "home", {"workloads": list(rows.values())})
+
+    assert summarise(look(12.0, now), look(10.0, before)).requests_per_s == pytest.approx(rate, nan_ok=True)
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_move_is_a_picture_within_the_width(width: int) -> None:
     lines = move_lines(migration(), width)

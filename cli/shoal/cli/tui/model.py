@@ -121,12 +121,24 @@ def _p95(figures: Any) -> str:
 
 
 def _rate(now: RegionSnapshot, before: RegionSnapshot | None) -> float:
-    """A second; NaN if a front that counted them was started again meanwhile."""
+    """Requests a second, by the counters that went on from the look before; NaN: there are some, but none did.
+
+    One that shrank or went began anew: a front was started again, or forgot a workload. One that is new may count from
+    long ago, as those of a node that comes back.
+    """
     if before is None or now.at <= before.at:
         return math.nan
-    more = _requests(now) - _requests(before)
-    return more / (now.at - before.at) if more >= 0 else math.nan
+    counted, known = _requests(now), _requests(before)
+    more = [counted[key] - known[key] for key in counted.keys() & known.keys() if counted[key] >= known[key]]
+    if not more and (counted or known):
+        return math.nan
+    return sum(more) / (now.at - before.at)
 
 
-def _requests(found: RegionSnapshot) -> int:
-    return sum(one.requests for row in found.rows.get("workloads", ()) for one in row.ingress)
+def _requests(found: RegionSnapshot) -> Mapping[tuple[str, str, str], int]:
+    """Tenant, workload and origin -> requests that entered since their front counts them."""
+    return {
+        (row.workload.tenant, row.workload.name, one.origin): one.requests
+        for row in found.rows.get("workloads", ())
+        for one in row.ingress
+    }
