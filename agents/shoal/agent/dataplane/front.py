@@ -12,6 +12,7 @@ from typing import Final
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent import metrics
+from shoal.agent.core.request_attempts import DEADLINE_REFUSAL
 from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.dataplane import model_messages
@@ -253,6 +254,9 @@ class DataPlane:
         call = await self._wait_for_routes(call, caller, name)
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.remaining_s is None else min(call.remaining_s, METADATA_TIMEOUT_S)
+        if left <= 0.0:  # of a `generate` too, whose request begins only after this
+            with self._outcomes.recording(self._requests.name_of(call)):
+                raise ShoalError(DEADLINE_REFUSAL)
         context = CallContext(
             *(caller.tenant, caller.origin, self._requests.name_of(call), Seconds(left), caller.agreement),
             workload=route.workload.name,

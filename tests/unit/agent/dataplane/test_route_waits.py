@@ -54,6 +54,10 @@ class EntryFront(NoPeers):
         self.remaining_s.append(context.remaining_s)
         return oip.ModelInferResponse(id="r-1").SerializeToString()
 
+    async def metadata(self, endpoint: Endpoint, name: str, context: CallContext) -> oip.ModelMetadataResponse:
+        self.remaining_s.append(context.remaining_s)
+        return oip.ModelMetadataResponse(name=name)
+
     def call(self, tenant: str = "acme", remaining_s: float | None = None) -> InboundCall:
         who = Identity("west", Role.TENANT, tenant, Wall(0.0), Wall(2.0), "1")
         return InboundCall(who, remaining_s=None if remaining_s is None else Seconds(remaining_s))
@@ -125,6 +129,17 @@ async def test_what_has_no_time_left_is_refused_and_not_sent() -> None:
     assert front.remaining_s == []
     (counted,) = front.plane.stats().ingress
     assert counted.refused == 1
+
+
+async def test_nobody_is_asked_for_metadata_that_comes_too_late() -> None:
+    front = EntryFront()
+    front.set_routes(REACHED)
+    assert (await front.plane.model_metadata(front.call(remaining_s=5.0), "reader", "")).name == "reader"
+    with pytest.raises(ShoalError) as caught:
+        await front.plane.model_metadata(front.call(remaining_s=0.0), "reader", "")
+    assert caught.value.code is Code.DEADLINE_EXCEEDED
+    assert front.remaining_s == [5.0]
+    assert front.plane.meter.codes == {Code.DEADLINE_EXCEEDED: 1}
 
 
 async def test_who_waits_in_vain_is_told_to_retry() -> None:
