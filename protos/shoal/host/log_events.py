@@ -87,7 +87,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "message_dropped": "A message is invalid, and is ignored.",
     "message_failed": "A node's message ended in an unforeseen error.",
     "message_refused": "The coordinator refused a message of this node.",
-    "model_bytes_kept": "The store does not say whether a record names these bytes, so they are not deleted.",
+    "model_bytes_kept": "A record may name these bytes, or another coordinator leads: they are not deleted.",
     "model_compile_failed": "No compiled form of a model could be made; it is loaded as it is.",
     "model_corrupt": "A cached model does not have its digest. It is renamed, and fetched again.",
     "model_evicted": "A cached model was deleted, to make room.",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from harness.builders.coordinator_core import node
 from harness.fakes.region import CountingIds, KnownModels, RecordedLinks, SteppedClock
@@ -357,10 +358,12 @@ class PausedModels(DirectoryBlobs):
         await super().delete(digest, is_unrecorded)
 
 
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "unrecorded"])
 @pytest.mark.parametrize("step", ["inspect", "delete"])
 async def test_f08_a_leader_that_stood_still_deletes_no_bytes_that_the_next_one_recorded(
-    opener: Opener, tmp_path: Path, step: str
+    opener: Opener, tmp_path: Path, step: str, is_recorded: bool
 ) -> None:
+    """Nor those that it may record any moment: the log says that they stay, and they go once it has removed them."""
     content, clock, ids = b"m" * 1000, SteppedClock(), CountingIds()
     digest = digest_of(content)
 
@@ -381,12 +384,19 @@ async def test_f08_a_leader_that_stood_still_deletes_no_bytes_that_the_next_one_
         paused = asyncio.ensure_future(first.models.remove("ocr", "ann") if step == "delete" else push(first))
         await asyncio.wait_for(models.is_paused.wait(), 10.0)
         second, _ = await lead(store)
-        await push(second)
-        models.goes_on.set()
-        (ended,) = await asyncio.gather(paused, return_exceptions=True)
+        if is_recorded:
+            await push(second)
+        with capture_logs() as logs:
+            models.goes_on.set()
+            (ended,) = await asyncio.gather(paused, return_exceptions=True)
+        kept = [each["digest"] for each in logs if each["event"] == "model_bytes_kept"]
+        assert kept == ([] if is_recorded else [digest])
         if step == "inspect":
             assert isinstance(ended, ShoalError)
             assert ended.code is Code.NOT_LEADER
+        assert await models.stat(digest) == len(content)
+        if not is_recorded:
+            await push(second)
         size, chunks = await second.models.fetch(digest, 0)
         assert b"".join([chunk async for chunk in chunks]) == content
         await second.models.remove("ocr", "ann")

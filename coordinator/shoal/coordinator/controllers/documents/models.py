@@ -1,6 +1,7 @@
 """Push, keep, fetch and remove models: signature and bytes verified, inspected in a child process, then recorded.
 
-A refused model leaves no bytes behind, unless the store cannot tell that no record names them.
+A refused model leaves no bytes behind, unless the store cannot tell that no record names them, or another coordinator
+was elected meanwhile, which may be about to record them. Such bytes stay until they are pushed again and removed.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -243,11 +244,15 @@ class ModelsController:
 
         async def is_unrecorded() -> bool:
             try:
-                found = [await self._store.read(kind + digest) for kind in (MODELS, PACKS)]
-                return not any(found) and await self._fence.is_current()
+                if any([await self._store.read(kind + digest) for kind in (MODELS, PACKS)]):
+                    return False
+                if await self._fence.is_current():
+                    return True
+                why = "another coordinator leads"
             except ShoalError as error:  # a commit without an answer may have been made
-                log.warning("model_bytes_kept", digest=digest, error=str(error))
-                return False
+                why = str(error)
+            log.warning("model_bytes_kept", digest=digest, error=why)
+            return False
 
         await self._blobs.delete(digest, is_unrecorded)
 
