@@ -112,7 +112,7 @@ def _differences(comparisons: Sequence[InputComparison], drifts: Sequence[Drift]
     faults = [f"input {number}: {each.fault}" for number, each in enumerate(comparisons, 1) if each.fault]
     over = [
         f"{drift.output}: {drift.metric} {show_number(drift.worst, 4)}, "
-        f"at {'most' if is_upper_bound(drift.metric) else 'least'} {show_number(drift.bound, 4)}"
+        f"at {'most' if is_upper_bound(drift.metric) else 'least'} {drift.bound:g}"  # as policies write it: 1e-07
         for drift in drifts
         if not drift.passed
     ]
