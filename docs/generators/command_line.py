@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 import click
 
 from generators.markdown import GENERATED, code, page, table, wrap
-from shoal.cli.examples import EXAMPLES, Example
+from shoal.cli.examples import EXAMPLES
 from shoal.cli.main import shoal
 from shoal.cli.verbs import GROUPS, Verb
+from shoal.host.program_help import Example
 
 _HEAD = f"""# Command line
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-Example = tuple[str, str]
+from shoal.host.program_help import Example
 
 FIRST: Final[tuple[Example, ...]] = (
     ("shoal dev up", "a region here, with emulated devices"),

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from shoal.cli.examples import EXAMPLES, Example
+from shoal.cli.examples import EXAMPLES
 from shoal.cli.verbs import Verb
 from shoal.cli.wrong_word import WrongWord
-from shoal.host.program_help import format_examples
+from shoal.host.program_help import Example, format_examples
 
 
 class GroupedHelp(click.Group):
