@@ -32,12 +32,19 @@ _HANDLED: Final = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF}
 """All file rights that a version of Landlock can refuse."""
 
 _SYSTEM_CALLS: Final = {
-    "x86_64": (0xC000003E, 41, (42, 101, 248, 249, 250, 272, 298, 308, 310, 311, 321, 323, 425)),
-    "aarch64": (0xC00000B7, 198, (203, 117, 217, 218, 219, 97, 241, 268, 270, 271, 280, 282, 425)),
+    "x86_64": (0xC000003E, 41, (42, 101, 248, 249, 250, 251, 272, 298, 308, 310, 311, 321, 323, 425)),
+    "aarch64": (0xC00000B7, 198, (203, 117, 217, 218, 219, 30, 97, 241, 268, 270, 271, 280, 282, 425)),
 }
 """By machine: the kernel's number of the architecture, the number of socket, and the refused calls: connect, ptrace,
-add_key, request_key, keyctl, unshare, perf_event_open, setns, process_vm_readv, process_vm_writev, bpf, userfaultfd,
-io_uring_setup."""
+add_key, request_key, keyctl, ioprio_set, unshare, perf_event_open, setns, process_vm_readv, process_vm_writev, bpf,
+userfaultfd, io_uring_setup."""
+_OF_PROCESSES: Final[Mapping[str, Mapping[int, tuple[int, ...]]]] = {
+    "x86_64": {302: (0,), 203: (0,), 142: (0,), 144: (0,), 314: (0,), 141: (0, 1)},
+    "aarch64": {261: (0,), 122: (0,), 118: (0,), 119: (0,), 274: (0,), 140: (0, 1)},
+}
+"""By machine: calls that may be made for the calling process and thread alone, by the arguments that are 0 then:
+prlimit64, sched_setaffinity, sched_setparam, sched_setscheduler, sched_setattr, setpriority. The kernel allows them for
+every process of the same user: with a limit of its processor time or its files another one is ended."""
 _OTHER_ABI: Final = 0x40000000
 """Numbers from here on are calls of the x32 ABI."""
 _UNIX: Final = 1
@@ -196,23 +203,27 @@ def _filter_system_calls(libc: ctypes.CDLL) -> str:
     calls = _SYSTEM_CALLS.get(platform.machine())
     if calls is None:
         return f"system calls: no filter for {platform.machine()}"
-    steps = _bpf_program(*calls)
+    steps = _bpf_program(*calls, _OF_PROCESSES[platform.machine()])
     program = _Filter(len(steps) // 8, steps)
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
         return f"system calls: {os.strerror(ctypes.get_errno())}"
     return ""
 
 
-def _bpf_program(machine: int, socket: int, refused: tuple[int, ...]) -> bytes:
+def _bpf_program(
+    machine: int, socket: int, refused: tuple[int, ...], of_processes: Mapping[int, tuple[int, ...]]
+) -> bytes:
     """A classic BPF program over `struct seccomp_data`: number at 0, machine at 4, arguments at 16, 8 bytes each."""
     number, arguments = 0, 16
     # (code, value, steps to skip if it holds, steps to skip if not); at the end: allow, then refuse
+    own = [step for call, zeros in of_processes.items() for step in _allow_if_zero(call, arguments, zeros)]
     tail = len(refused) + 8
     steps = [
         (_LOAD, 4, 0, 0),
-        (_IF_EQUAL, machine, 0, tail + 2),
+        (_IF_EQUAL, machine, 0, len(own) + tail + 2),
         (_LOAD, number, 0, 0),
-        (_IF_AT_LEAST, _OTHER_ABI, tail, 0),
+        (_IF_AT_LEAST, _OTHER_ABI, len(own) + tail, 0),
+        *own,
     ]
     steps += [(_IF_EQUAL, call, tail - 1 - at, 0) for at, call in enumerate(refused)]
     steps += [
@@ -227,3 +238,12 @@ def _bpf_program(machine: int, socket: int, refused: tuple[int, ...]) -> bytes:
         (_RETURN, _REFUSE, 0, 0),
     ]
     return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in steps)
+
+
+def _allow_if_zero(call: int, arguments: int, zeros: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Steps that decide about one call, and are passed over by others. The kernel reads the lower half of each of
+    these arguments, and so do they."""
+    checks = list[tuple[int, int, int, int]]()
+    for left, argument in zip(reversed(range(len(zeros))), zeros, strict=True):
+        checks += [(_LOAD, arguments + 8 * argument, 0, 0), (_IF_EQUAL, 0, 0, 2 * left + 1)]
+    return [(_IF_EQUAL, call, 0, len(checks) + 2), *checks, (_RETURN, _ALLOW, 0, 0), (_RETURN, _REFUSE, 0, 0)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 _CAPTURED = """
-import ctypes, json, os, signal, socket, sys
+import ctypes, json, os, resource, signal, socket, sys
 from pathlib import Path
 from shoal.host import sandbox
 from shoal.host.sandbox import Access
@@ -46,17 +46,26 @@ attempt("list models", lambda: list((root / "models").iterdir()))
 attempt("other's environment", Path(f"/proc/{victim}/environ").read_bytes)
 attempt("other's memory", lambda: os.open(f"/proc/{victim}/mem", os.O_RDONLY))
 attempt("kill", lambda: os.kill(victim, signal.SIGTERM))
+attempt("other's limit of files", lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE, (3, 3)))
+attempt("other's limit of processor time", lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)))
+attempt("other's cores", lambda: os.sched_setaffinity(victim, {0}))
+attempt("other's policy", lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)))
+attempt("other's priority", lambda: os.setpriority(os.PRIO_PROCESS, victim, 19))
+attempt("priority of all of its user's", lambda: os.setpriority(os.PRIO_USER, 0, 19))
 attempt("connect", lambda: socket.create_connection(("127.0.0.1", port), 2))
 attempt("go back to the network", go_back)
 attempt("program", lambda: os.execv("/bin/true", ["true"]))
 attempt("model", (root / "models/digest").read_bytes)
 attempt("lock", lambda: (root / "run/slots/cpu0-0.lock").write_text(""))
 attempt("socket", listen)
+attempt("own limit", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+attempt("own cores", lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
+attempt("own priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, 19))
 import numpy
 found["capabilities"] = [line for line in open("/proc/self/status") if line.startswith("CapEff")][0].split()[1]
 print(json.dumps({"refused": refused, "found": found}))
 """
-MAY = {"model", "lock", "socket"}
+MAY = {"model", "lock", "socket", "own limit", "own cores", "own priority"}
 
 
 def test_a_captured_process_reaches_nothing_but_its_work(tmp_path: Path) -> None:

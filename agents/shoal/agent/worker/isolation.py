@@ -110,8 +110,8 @@ def run_at_low_priority(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             # An agent that was started at an even lower priority may not raise it.
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, max(_LOAD_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+            own = 0  # this thread: a confined process sets the priority of no other
+            os.setpriority(os.PRIO_PROCESS, own, max(_LOAD_NICE, os.getpriority(os.PRIO_PROCESS, own)))
             outcome.append(work())
         except BaseException as error:
             failure.append(error)
