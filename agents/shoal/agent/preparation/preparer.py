@@ -176,8 +176,8 @@ class ProgramPreparer:
                 return kept
             on_start()
             folder = self._folder / f"work-{secrets.token_hex(4)}"
-            folder.mkdir(mode=0o700)
             try:
+                folder.mkdir(mode=0o700)
                 began = self._clock.now()
                 result = await self._run(_order(asked, target, model, samples, folder))
                 if result.refusal is not None:
@@ -194,7 +194,10 @@ class ProgramPreparer:
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             told = _Record(digest, size, result.note, took_s, result.compiled, result.operators)
-            await asyncio.to_thread(self._save, record, told)
+            try:
+                await asyncio.to_thread(self._save, record, told)
+            except OSError as error:  # the model is here all the same; the next order like it prepares it again
+                self._log.warning("preparation_not_recorded", digest=digest, error=str(error))
             self._log.info(
                 "model_prepared",
                 assignment=asked.id,

@@ -115,7 +115,7 @@ class DeviceProbes:
                 (signed,) = await self._signer.sign_receipts((receipt,))
                 self._monitor.on_measured(name)
                 self.receipts = receipts.with_receipt(self.receipts, signed)
-                await self._journal.save_receipts(self.receipts)
+                await self._save()
             except ShoalError as error:
                 self._report_event(error.code, name, f"no capability receipt: {error}")
                 self._pending[name] = device
@@ -156,8 +156,15 @@ class DeviceProbes:
         for each in signed:
             if any(known.receipt == before[each.receipt.device] for known in self.receipts):  # not replaced meanwhile
                 self.receipts = receipts.with_receipt(self.receipts, each)
-        await self._journal.save_receipts(self.receipts)
+        await self._save()
         self._on_receipt()
+
+    async def _save(self) -> None:
+        """What is not written is probed again after a restart, no sooner."""
+        try:
+            await self._journal.save_receipts(self.receipts)
+        except ShoalError as error:
+            self._log.warning("receipts_not_saved", code=error.code, error=str(error))
 
     def _next_device(self) -> str | None:
         """The first device to be probed that has not failed lately: one that fails holds up no other."""

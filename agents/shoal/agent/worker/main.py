@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
+from shoal.agent.worker.busy_file import map_busy_file
 from shoal.agent.worker.idle_service import IdleService
-from shoal.agent.worker.process import BUSY_BYTES
 from shoal.host import gc_freeze, logs
 from shoal.host.event_wait import wait_or_timeout
 
@@ -36,8 +36,7 @@ def run(
     """
     logs.configure(process="worker")
     with socket.with_suffix(".crash").open("w") as crash, socket.with_suffix(".busy").open("w+b") as file:
-        file.truncate(BUSY_BYTES)
-        busy = mmap.mmap(file.fileno(), BUSY_BYTES)
+        busy = map_busy_file(file)
         isolation.isolate(socket.parent, models, devices)
         faulthandler.enable(crash)
         asyncio.run(_serve(socket, nonce, orphan_after_s, busy))

@@ -397,9 +397,6 @@ def assignments_at_fault(held: Collection[str], loading: Collection[str], busy: 
     return frozenset(held).intersection(loading) or frozenset(held).intersection(busy) or frozenset(held)
 
 
-BUSY_BYTES: Final = 64 * 1024
-"""Size of the file in which a worker notes the assignments with requests in flight: names, then a zero byte."""
-
 EXIT_STUCK: Final = 75
 """Exit status of a worker whose run cannot be stopped."""
 

@@ -1,7 +1,9 @@
 """The program that prepares a model, and what is kept of it."""
 
 import asyncio
+import errno
 import hashlib
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +92,29 @@ async def test_what_was_evicted_is_made_again(tmp_path: Path) -> None:
     again = await prepare(by, one, tmp_path)
     assert again.digest == first.digest, "the same order gives the same bytes"
     assert Path(again.path).is_file()
+
+
+async def test_a_model_that_cannot_be_recorded_serves_and_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    by, one = preparer(tmp_path), order_of(tmp_path, separable(), samples_of(SHAPES["x"]))
+    monkeypatch.setattr(preparer_module, "write_private", refuse_write)
+    first = await prepare(by, one, tmp_path)
+    assert Path(first.path).is_file()
+    monkeypatch.undo()
+    assert (await prepare(by, one, tmp_path)).digest == first.digest
+    assert list((tmp_path / "prepared").glob("*.json"))
+
+
+async def test_a_disk_that_takes_no_folder_is_a_refusal(tmp_path: Path) -> None:
+    by, one = preparer(tmp_path), order_of(tmp_path, separable(), samples_of(SHAPES["x"]))
+    (tmp_path / "prepared").rmdir()
+    with pytest.raises(ShoalError) as refused:
+        await prepare(by, one, tmp_path)
+    assert refused.value.code is Code.DISK_FULL
 
 
 async def test_refusals_come_back_as_they_are(tmp_path: Path) -> None:
