@@ -171,6 +171,9 @@ class NoModels:
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         raise NotImplementedError
 
+    async def digests(self) -> tuple[str, ...]:
+        return ()
+
     async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
         raise NotImplementedError
 

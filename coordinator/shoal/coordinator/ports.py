@@ -417,6 +417,10 @@ class CandidateRegions(Protocol):
 class Blobs(Protocol):
     """Content-addressed models and packs, by digest. Bytes are verified before they are visible."""
 
+    async def digests(self) -> tuple[str, ...]:
+        """Digests of all that are complete."""
+        ...
+
     async def stat(self, digest: str) -> Bytes | None: ...
     def read(self, digest: str, offset: int) -> AsyncIterator[bytes]: ...
     def path(self, digest: str) -> str:

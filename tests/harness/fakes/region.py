@@ -92,6 +92,9 @@ class KnownModels:
     def __init__(self) -> None:
         self.kept: set[str] = set()
 
+    async def digests(self) -> tuple[str, ...]:
+        return tuple(self.kept)
+
     async def stat(self, digest: str) -> Bytes | None:
         return Bytes(1000) if digest in self.kept else None
 

@@ -47,6 +47,11 @@ class DirectoryBlobs:
         for left in self._incoming.iterdir():
             left.unlink()
 
+    async def digests(self) -> tuple[str, ...]:
+        """Digests of all that are complete. Raises OSError."""
+        names = await asyncio.to_thread(os.listdir, self._root)
+        return tuple(digest for digest in (f"sha256:{name}" for name in names) if _DIGEST.fullmatch(digest))
+
     async def stat(self, digest: str) -> Bytes | None:
         """Size of the model; None if it is not here. Raises ShoalError(MODEL_DIGEST) for an invalid digest."""
         path = self._path(digest)

@@ -290,6 +290,9 @@ class SimModels:
             pass
         return digest
 
+    async def digests(self) -> tuple[str, ...]:
+        return ()
+
     async def delete(self, digest: str, is_unrecorded: Callable[[], Awaitable[bool]]) -> None:
         return None
 

@@ -207,6 +207,13 @@ async def test_recorded_bytes_and_those_that_came_after_the_question_stay(blobs:
     assert files(blobs) == []
 
 
+async def test_complete_models_alone_are_listed(blobs: DirectoryBlobs) -> None:
+    assert await blobs.digests() == ()
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    (Path(blobs.path(DIGEST)).parent / "notes.txt").write_text("an operator's")
+    assert await blobs.digests() == (DIGEST,)
+
+
 async def test_two_that_push_the_same_model(blobs: DirectoryBlobs) -> None:
     paths = await asyncio.gather(
         *(blobs.write(chunks_of(CONTENT, size), size=SIZE, digest=DIGEST) for size in (1_000, 9_999, 70_000))

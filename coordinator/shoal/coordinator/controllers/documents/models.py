@@ -1,7 +1,7 @@
 """Push, keep, fetch and remove models: signature and bytes verified, inspected in a child process, then recorded.
 
 A refused model leaves no bytes behind, unless the store cannot tell that no record names them, or another coordinator
-was elected meanwhile, which may be about to record them. Such bytes stay until they are pushed again and removed.
+was elected meanwhile, which may be about to record them. Such bytes are garbage, which a leader deletes a day later.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.documents.garbage import GarbageCollector
 from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer, other_profile
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
@@ -73,6 +74,8 @@ class ModelsController:
         """Assignments whose recordings are under way."""
         self.profiles = ProfileRefresh(context, blobs, inspector, catalog, adopt)
         """To run in the background after a start."""
+        self.garbage = GarbageCollector(blobs, context.clock, self._is_recorded, self._delete_unrecorded)
+        """To run in the background, too."""
 
     async def start(self) -> None:
         found = [codec.load(ModelRecord, record.value) for record in await self._store.scan(MODELS)]
@@ -233,8 +236,11 @@ class ModelsController:
         bytes.
         """
         async with self._fence.documents_lock:
-            if digest not in self._catalog().models and digest not in self._catalog().packs:
+            if not self._is_recorded(digest):
                 await self._delete_bytes(digest)
+
+    def _is_recorded(self, digest: str) -> bool:
+        return digest in self._catalog().models or digest in self._catalog().packs
 
     async def _delete_bytes(self, digest: str) -> None:
         """Deletes bytes that no record of the store names, as long as this coordinator leads. What it remembers does
