@@ -8,9 +8,10 @@ virtual processor: 7.65 W busy, 1.34 W idle (cloud-carbon-footprint/ccf-coeffici
 import pkgutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.types.device import EnergySource
@@ -39,64 +40,96 @@ class ConstantPower:
         return {origin: seconds * self._watts for origin, seconds in busy_s.items()}
 
 
+class Share(Protocol):
+    """How much of what a device takes is this process's."""
+
+    def read(self) -> tuple[int, int]:
+        """Counters of this process and of all, so far."""
+        ...
+
+    def between(self, then: tuple[int, int], now: tuple[int, int], busy: float) -> float:
+        """0 to 1. busy: seconds of runs, in parts of the time between the two readings."""
+        ...
+
+
+class _Mark(NamedTuple):
+    """Where a window may begin."""
+
+    at: float
+    joules: float
+    share: tuple[int, int]
+
+
+_MOST_MARKS: Final = 128
+"""Of idle windows kept. A run over more of them counts with what it took in the last of these."""
+
+
 class CountedEnergy:
     """Energy counted by the device between two calls, times this process's share, split by busy seconds.
 
-    Energy of a window in which nothing ran here is attributed to no origin.
+    Busy seconds are told when a run ends. So a window begins as long before that as runs were busy, and not when the
+    run before them ended: energy of the time between is attributed to no origin.
     """
 
     source = EnergySource.MEASURED
 
-    def __init__(self, counter: Callable[[], float], share: Callable[[float], float]) -> None:
+    def __init__(
+        self, counter: Callable[[], float], share: Share, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._counter = counter
         self._share = share
-        self._last = counter()
+        self._now = now
+        # Since the last window, at each call; the first is its end.
+        self._marks = deque([self._mark()], _MOST_MARKS)
         self._busy: dict[str, float] = {}
         self._joules: dict[str, float] = {}
-        share(0.0)
 
     def joules(self, busy_s: Mapping[str, float]) -> dict[str, float]:
         new = {origin: seconds - self._busy.get(origin, 0.0) for origin, seconds in busy_s.items()}
-        total = sum(new.values())
+        total, now = sum(new.values()), self._mark()
         if total > 0:
-            now = self._counter()
-            mine = max(0.0, now - self._last) * self._share(total)
-            self._last = now
+            while len(self._marks) > 1 and self._marks[1].at <= now.at - total:
+                self._marks.popleft()
+            then = self._marks[0]
+            share = self._share.between(then.share, now.share, total / max(now.at - then.at, 1e-9))
+            mine = max(0.0, now.joules - then.joules) * share
+            self._marks.clear()
             self._busy = dict(busy_s)
             for origin, seconds in new.items():
                 self._joules[origin] = self._joules.get(origin, 0.0) + mine * seconds / total
+        self._marks.append(now)
         return {origin: self._joules.get(origin, 0.0) for origin in busy_s}
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._now(), self._counter(), self._share.read())
 
 
 class CpuShare:
-    """This process's share of the CPU time of all processes since the last call; between 0 and 1."""
+    """This process's share of the CPU time of all processes."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._last = self._read()
 
-    def __call__(self, busy_s: float) -> float:
-        last, self._last = self._last, self._read()
-        mine, busy = (now - then for now, then in zip(self._last, last, strict=True))
-        return min(1.0, mine / busy) if busy > 0 else 0.0
-
-    def _read(self) -> tuple[int, int]:
+    def read(self) -> tuple[int, int]:
         user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
             int, (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:]
         )
         own = (self._proc / "self/stat").read_text().rpartition(")")[2].split()
         return int(own[11]) + int(own[12]), user + nice + system + irq + softirq
 
+    def between(self, then: tuple[int, int], now: tuple[int, int], busy: float) -> float:
+        mine, all_of_them = (after - before for after, before in zip(now, then, strict=True))
+        return min(1.0, mine / all_of_them) if all_of_them > 0 else 0.0
+
 
 class BusyShare:
-    """The share of the time since the last call in which runs were busy; between 0 and 1."""
+    """The share of the time in which runs were busy."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
+    def read(self) -> tuple[int, int]:
+        return 0, 0
 
-    def __call__(self, busy_s: float) -> float:
-        last, self._last = self._last, time.perf_counter()
-        return min(1.0, busy_s / max(self._last - last, 1e-9))
+    def between(self, then: tuple[int, int], now: tuple[int, int], busy: float) -> float:
+        return min(1.0, busy)
 
 
 def energy_of(access: DeviceAccess, threads: int) -> Energy:

@@ -68,15 +68,58 @@ def test_inputs_of_a_request_are_counted_by_bounds() -> None:
     assert metering.batches() == Batches((3, 1, 1, 0, 0, 0, 0, 1, 1), 264)
 
 
+class Meter:
+    """A device of these watts while nothing runs, and ten times as much in a run, which has half of it all."""
+
+    def __init__(self, idle_w: float) -> None:
+        self.idle_w, self.at, self.counted = idle_w, 0.0, 0.0
+
+    def spend(self, seconds: float, *, busy: float = 0.0) -> None:
+        self.at += seconds
+        self.counted += self.idle_w * (seconds + 9 * busy)
+
+    def read(self) -> tuple[int, int]:
+        return 0, 0
+
+    def between(self, then: tuple[int, int], now: tuple[int, int], busy: float) -> float:
+        return 0.5 * min(1.0, busy)
+
+    def energy(self) -> CountedEnergy:
+        return CountedEnergy(lambda: self.counted, self, lambda: self.at)
+
+
 def test_counted_energy_goes_to_who_was_busy() -> None:
-    readings = iter([100.0, 130.0, 150.0, 170.0])
-    energy = CountedEnergy(lambda: next(readings), lambda busy: 0.5)
+    meter = Meter(1.0)
+    energy = meter.energy()
     assert energy.source is EnergySource.MEASURED
+    meter.spend(3.0, busy=3.0)
     # 30 J in the first window, half of it this process's, split 1:2
     assert energy.joules({"a": 1.0, "b": 2.0}) == pytest.approx({"a": 5.0, "b": 10.0})
-    # nothing ran: the counter is not even read, and the next window holds its joules
     assert energy.joules({"a": 1.0, "b": 2.0}) == pytest.approx({"a": 5.0, "b": 10.0})
-    assert energy.joules({"a": 2.0, "b": 2.0}) == pytest.approx({"a": 15.0, "b": 10.0})
+
+
+@pytest.mark.parametrize("idle_s", [0, 60, 3600])
+def test_a_run_takes_nothing_of_the_time_before_it(idle_s: int) -> None:
+    meter = Meter(1.0)
+    energy = meter.energy()
+    for _ in range(idle_s):
+        meter.spend(1.0)
+        energy.joules({"a": 0.0})
+    meter.spend(1.0, busy=1.0)
+    assert energy.joules({"a": 1.0}) == pytest.approx({"a": 5.0})
+
+
+def test_a_run_over_several_calls_counts_whole() -> None:
+    meter = Meter(1.0)
+    energy = meter.energy()
+    for _ in range(20):
+        meter.spend(1.0)
+        energy.joules({"a": 0.0})
+    for _ in range(4):
+        meter.spend(1.0, busy=1.0)
+        energy.joules({"a": 0.0})  # it is told when it ends
+    meter.spend(1.0, busy=1.0)
+    assert energy.joules({"a": 5.0}) == pytest.approx({"a": 25.0})
 
 
 def test_rapl_counters_wrap(tmp_path: Path) -> None:
@@ -105,11 +148,13 @@ def test_share_of_processor_time(tmp_path: Path) -> None:
         (tmp_path / "self/stat").write_text(f"1 (a b) c) R {' '.join(['0'] * 10)} {own} 0 0 0\n")
         (tmp_path / "stat").write_text(f"cpu  {busy} 0 0 5000 0 0 0 0 0 0\n")
 
-    write(100, 1000)
     share = CpuShare(tmp_path)
+    write(100, 1000)
+    then = share.read()
     write(150, 1200)
-    assert share(0.0) == pytest.approx(0.25)
-    assert share(0.0) == 0.0
+    now = share.read()
+    assert share.between(then, now, 1.0) == pytest.approx(0.25)
+    assert share.between(now, now, 1.0) == 0.0
 
 
 def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> None:
