@@ -219,6 +219,22 @@ async def test_over_its_quota_the_least_recently_used_goes_and_never_a_pinned_on
     assert await small.collect(frozenset({digest_of(models[0])})) == (digest_of(models[2]), digest_of(models[3]))
 
 
+async def test_two_at_once_are_not_promised_the_same_room(tmp_path: Path) -> None:
+    one, two = b"1" * 5 * CHUNK, b"2" * 5 * CHUNK
+    origin = Origin(one, two)
+    origin.pause.clear()
+    made = cache(tmp_path, origin, quota=8 * CHUNK)
+    await made.collect(frozenset())
+    first = asyncio.create_task(made.ensure(digest_of(one), Bytes(len(one))))
+    await until(lambda: origin.asked, 5, "the first fetch to begin")
+    with pytest.raises(ShoalError) as refused:
+        await made.ensure(digest_of(two), Bytes(len(two)))
+    assert refused.value.code is Code.DISK_FULL
+    origin.pause.set()
+    assert Path(await first).read_bytes() == one, "nor is what comes evicted for another"
+    assert Path(await made.ensure(digest_of(two), Bytes(len(two)))).read_bytes() == two, "in the place of the first"
+
+
 async def test_f32_the_disk_s_low_water_is_left_free(tmp_path: Path) -> None:
     data = model(1)
     kept = cache(tmp_path, Origin(data), low_water=2**60)

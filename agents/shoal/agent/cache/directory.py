@@ -61,6 +61,10 @@ class DirectoryCache:
         self._low_water = low_water
         self._pinned: frozenset[str] | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # By digest: bytes that are still to come, of those that were found to have room.
+        self._promised: dict[str, int] = {}
+        # One at a time looks for room, so that no two are promised the same.
+        self._room_lock = asyncio.Lock()
 
     async def admit(self, asked: Assignment) -> None:
         async with self._admission_lock:
@@ -87,8 +91,11 @@ class DirectoryCache:
             size, digest = await asyncio.to_thread(_digest_of, made)
             name = _file_name(digest)
             async with self._locks[name]:
-                await asyncio.to_thread(self._make_room, size, digest)
-                await asyncio.to_thread(_publish, made, self._folder / name)
+                try:
+                    await self._make_room(size, digest)
+                    await asyncio.to_thread(_publish, made, self._folder / name)
+                finally:
+                    self._promised.pop(digest, None)
         except OSError as cause:
             if cause.errno in _NO_SPACE:
                 raise _disk_full_error(f"a model that was prepared, {made.name}") from cause
@@ -119,19 +126,23 @@ class DirectoryCache:
     async def _download(self, digest: str, whole: Path, size: Bytes) -> None:
         part = whole.with_name(f"{whole.name}.part")
         have, sha = await asyncio.to_thread(_read_partial, part, size)
-        await asyncio.to_thread(self._make_room, size - have, digest)
-        file = await asyncio.to_thread(part.open, "ab")
         try:
-            if have < size:
-                async with aclosing(self._fetch(digest, have)) as chunks:
-                    async for chunk in chunks:
-                        have += len(chunk)
-                        if have > size:
-                            break
-                        await asyncio.to_thread(_append, file, sha, chunk)
-            await asyncio.to_thread(_flush, file)
+            await self._make_room(size - have, digest)
+            file = await asyncio.to_thread(part.open, "ab")
+            try:
+                if have < size:
+                    async with aclosing(self._fetch(digest, have)) as chunks:
+                        async for chunk in chunks:
+                            have += len(chunk)
+                            if have > size:
+                                break
+                            await asyncio.to_thread(_append, file, sha, chunk)
+                            self._promised[digest] = size - have
+                await asyncio.to_thread(_flush, file)
+            finally:
+                await asyncio.to_thread(file.close)
         finally:
-            await asyncio.to_thread(file.close)
+            self._promised.pop(digest, None)
         if have < size:
             raise refuse(
                 Code.FETCH_FAILED, f"{have} of {size} bytes came", "the whole model", "it is resumed by itself"
@@ -142,17 +153,23 @@ class DirectoryCache:
         await asyncio.to_thread(_publish, part, whole)
         self._log.info("model_fetched", digest=digest, bytes=size)
 
-    def _make_room(self, needed: int, digest: str) -> None:
-        """Raises DISK_FULL if evicting everything that may be evicted is not enough."""
-        self._evict(needed)
+    async def _make_room(self, needed: int, digest: str) -> None:
+        """Promises so many bytes to this digest. Raises DISK_FULL if evicting everything that may be evicted is not
+        enough."""
+        async with self._room_lock:
+            self._promised[digest] = needed
+            promised = sum(self._promised.values())
+            await asyncio.to_thread(self._check_room, promised, f"{show_bytes(needed)} for {digest:.19}")
+
+    def _check_room(self, promised: int, asked: str) -> None:
+        """promised: bytes, those that are asked for among them."""
+        self._evict(promised)
         total = sum(size for _, size, _ in self._files())
-        if total + needed > self._quota:
-            raise _disk_full_error(
-                f"{show_bytes(needed)} more in a cache of {show_bytes(self._quota)} for {digest:.19}"
-            )
+        if total + promised > self._quota:
+            raise _disk_full_error(f"{asked} in a cache of {show_bytes(self._quota)} that holds {show_bytes(total)}")
         free = shutil.disk_usage(self._folder).free
-        if needed + self._low_water > free:
-            raise _disk_full_error(f"{show_bytes(needed)} with {show_bytes(free)} free for {digest:.19}")
+        if promised + self._low_water > free:
+            raise _disk_full_error(f"{asked} with {show_bytes(free)} free")
 
     def _evict(self, needed: int) -> tuple[str, ...]:
         """Evict files, least recently used first, until `needed` more bytes fit quota and disk.
@@ -170,7 +187,8 @@ class DirectoryCache:
         for _, size, path in files:
             if excess <= 0:
                 break
-            if path.name.removesuffix(".part") in self._pinned:
+            name = path.name.removesuffix(".part")
+            if name in self._pinned or f"sha256:{name}" in self._promised:
                 continue
             path.unlink(missing_ok=True)
             excess -= size
