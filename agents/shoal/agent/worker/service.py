@@ -6,10 +6,13 @@ the time waited here, divided by the profile's `time_scale`.
 """
 
 import asyncio
+import gc
 import mmap
 import os
+import weakref
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -36,6 +39,7 @@ from shoal.agent.worker.reference_samples import ReferenceSamples
 from shoal.agent.worker.run_place import RunPlace, inline_limit_s
 from shoal.agent.worker.runner_threads import measure_hop
 from shoal.agent.worker.support import runtime_support
+from shoal.host.event_wait import wait_or_timeout
 from shoal.types.assignment import Batching
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
@@ -43,6 +47,11 @@ from shoal.v1 import witness_pb2
 from shoal.wire import nouns
 
 _log = structlog.get_logger(__name__)
+
+_LOOK_EVERY_S: Final = 0.2
+_LOOK_AT_MOST_EVERY_S: Final = 5.0
+"""Pauses between looks whether an unloaded model is gone, doubled from look to look. A search for garbage is one
+millisecond or a few: what lives as long as the process is excluded from it."""
 
 
 class _HostedAssignment:
@@ -54,6 +63,8 @@ class _HostedAssignment:
         self.replica: ModelRunner | None = None
         # What a witness asks of it; set with `replica`.
         self.samples: ReferenceSamples | None = None
+        # What runs it; set with `replica`.
+        self.engine: weakref.ref[Engine] | None = None
         self.refusal: Refusal | None = None
         self.loading: asyncio.Task[None] | None = None
         # Measures whether requests are to run in batches, once it serves.
@@ -93,6 +104,9 @@ class WorkerService:
         self._idle_bytes = 0
         # Keeps a plugin's context open: some close it with their last session.
         self._provider_session: Engine | None = None
+        # Orders whose models were unloaded and still hold their memory.
+        self._leaving: list[LoadOrder] = []
+        self._freeing: set[asyncio.Task[None]] = set()
         self._load_turn = asyncio.Lock()
         # Whether a model was ever opened here: the first one has taken what the provider takes for itself.
         self._has_opened = False
@@ -159,6 +173,7 @@ class WorkerService:
                 placed = self._with_place(order, engine, loaded, place)
                 held.replica = ModelRunner(order, engine, placed, place, partial(self._on_busy_change, held))
                 held.samples = ReferenceSamples(order, engine)
+                held.engine = weakref.ref(engine)
             self._set_state(held, LoadState.READY)
             if held.replica is not None and order.batching is not None:
                 trial = self._measure_batching(held, held.replica, order.batching, loaded)
@@ -208,13 +223,32 @@ class WorkerService:
         end."""
         held = self._assignments.pop(str(message.header.get("assignment", "")), None)
         if held is not None:
-            self._limit_memory()
             if held.trial is not None:
                 held.trial.cancel()
             self._on_busy_change(held, is_busy=False)
             if held.replica is not None:
                 held.replica.close()
+            if held.engine is not None and self._assignments:
+                self._free(held.order, held.engine)
+            else:
+                self._limit_memory()
         return FrameMessage("unloaded")
+
+    def _free(self, order: LoadOrder, engine: weakref.ref[Engine]) -> None:
+        """A model that left holds its memory until its last run has ended, and no cycle of references holds it. Until
+        then it counts, since it is in the place of nobody else's."""
+        self._leaving.append(order)
+        task = asyncio.create_task(self._free_when_gone(order, engine), name="free")
+        self._freeing.add(task)
+        task.add_done_callback(self._freeing.discard)
+
+    async def _free_when_gone(self, order: LoadOrder, engine: weakref.ref[Engine]) -> None:
+        pause_s = _LOOK_EVERY_S
+        while engine() is not None and not await wait_or_timeout(self.stop_requested, pause_s):
+            gc.collect()
+            pause_s = min(2 * pause_s, _LOOK_AT_MOST_EVERY_S)
+        self._leaving.remove(order)
+        self._limit_memory()
 
     async def _status(self, _: FrameMessage) -> FrameMessage:
         held = tuple(held.status() for held in self._assignments.values())
@@ -323,6 +357,7 @@ class WorkerService:
     def _limit_memory(self) -> None:
         """Limit the process to what it holds, each as its order says."""
         orders = [held.order for held in self._assignments.values() if held.state is not LoadState.FAILED]
+        orders += self._leaving
         host = max((order.access.host_bytes for order in orders), default=0)
         isolation.limit_memory(self._idle_bytes, process_memory_bytes([order.memory_bytes for order in orders], host))
 
