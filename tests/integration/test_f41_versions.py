@@ -15,8 +15,6 @@ from shoal.devstack.layout import StackOptions
 from shoal.types.codes import ShoalError
 from shoal.v1 import operator_pb2
 
-pytestmark = pytest.mark.alone
-
 PREVIOUS = "1279f53fa8fff1e5362020d8e9422223e82448a9"
 """A commit of some time ago, whose whole test suite passed."""
 AGENTS = ("plain-cpu", "edge-npu")

@@ -30,7 +30,7 @@ from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code
 from shoal.types.device import Role
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_S: Final = 60.0
 BACK_S: Final = 5.0

@@ -29,7 +29,7 @@ from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.tls_files import NO_CHECK_TIME
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = engine_cases.add_one()
 DIGEST = f"sha256:{hashlib.sha256(MODEL).hexdigest()}"

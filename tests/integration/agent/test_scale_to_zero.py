@@ -27,7 +27,7 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.units import Seconds
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAME = "a-one"
 AFTER_S = Seconds(1.0)

@@ -25,7 +25,6 @@ from shoal.client import Context, Contexts, RegionClient
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 
-pytestmark = pytest.mark.alone
 BACK_S = 30.0
 MEASURED = {"reading", "last_seen", "epoch", "history", "generation", "term", "prediction", "served", "ingress"}
 """Fields that tell of that moment's measurements and session, or number what is desired: that begins anew."""

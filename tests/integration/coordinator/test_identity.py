@@ -96,7 +96,6 @@ def test_a01_an_expired_certificate_is_refused_on_a_new_connection(coordinator: 
         operator(coordinator.link, old).WhoAmI(api.WhoAmIRequest(), timeout=5)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("role", [Role.AGENT, Role.OPERATOR])
 def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator: CoordinatorServer, role: Role) -> None:
     clock = CoordinatorClock()
@@ -126,7 +125,6 @@ def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator:
     record("A01", "P", 1, role=role, closed_s_after_expiry=round(late, 3))
 
 
-@pytest.mark.alone
 def test_a01_validity_is_checked_per_call(coordinator: CoordinatorServer) -> None:
     short = coordinator.certificate(Role.OPERATOR, "brief", valid_s=2.0)
     stub = operator(coordinator.link, short)

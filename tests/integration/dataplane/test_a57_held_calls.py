@@ -36,8 +36,6 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
-pytestmark = pytest.mark.alone
-
 MIB = 2**20
 LIMIT = 512 * MIB
 """Of Kubernetes' gateways: `deploy/kubernetes/region/gateway.yaml`."""

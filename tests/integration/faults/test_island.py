@@ -3,15 +3,11 @@
 An hour is scaled to seconds, with beats and `lost_after` a quarter as long.
 """
 
-import pytest
-
 from harness.cluster.netns_stack import NetnsStack
 from harness.cluster.stack import InferenceLoad, documents, policy, workload
 from harness.faults.netns import TEST_MACHINE
 from harness.report import record
 from harness.wait import wait_until
-
-pytestmark = pytest.mark.alone
 
 AWAY_S = 4.0
 """After it was given up for lost and replaced."""

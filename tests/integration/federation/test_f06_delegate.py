@@ -5,8 +5,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from harness.cluster.delegation import (
     LEASE_S,
     NEAR,
@@ -21,8 +19,6 @@ from harness.cluster.delegation import (
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad
 from harness.report import record
 from harness.wait import wait_until
-
-pytestmark = pytest.mark.alone
 
 DOWN_S = 5.0
 

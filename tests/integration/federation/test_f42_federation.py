@@ -34,8 +34,6 @@ from shoal.devstack.control import CONTEXT
 from shoal.devstack.layout import FEDERATION, ca_folder
 from shoal.types.codes import Code, ShoalError
 
-pytestmark = pytest.mark.alone
-
 SERVICE = "federation-1"
 SERVERS = ("coordinator", FEDERATION)
 

@@ -4,16 +4,12 @@ place."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from harness.cluster.delegation import FAR, HOME, NEAR, gateway_load, in_regions, wait_all_acquainted, wait_delegated
 from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, InferenceLoad, documents, policy, workload
 from harness.measure.history import CallOutcome
 from harness.report import record
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
-
-pytestmark = pytest.mark.alone
 
 COLD_S = 5.0
 """Beyond the time that the model takes to load."""

@@ -37,8 +37,6 @@ from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
 from shoal.wire.member_files import Enrolled
 
-pytestmark = pytest.mark.alone
-
 CALL_S = 10.0
 LEFT_WITHIN_S = 2.0
 """From the answer to an apply until nothing goes to a region that it forbids."""

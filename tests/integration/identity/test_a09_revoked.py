@@ -32,7 +32,6 @@ def enrol_operator(coordinator: CoordinatorServer, name: str, folder: Path) -> E
     return found
 
 
-@pytest.mark.alone
 def test_a09_what_is_open_ends_within_a_second_and_nothing_opens_again(
     coordinator: CoordinatorServer, tmp_path: Path
 ) -> None:

@@ -50,7 +50,6 @@ def code_of(coordinator: CoordinatorServer, who: Enrolled) -> Code | None:
     return None
 
 
-@pytest.mark.alone
 def test_a60_all_that_a_revoked_operator_made_is_unusable_within_a_second(
     coordinator: CoordinatorServer, tmp_path: Path
 ) -> None:
@@ -99,7 +98,6 @@ def test_a60_all_that_a_revoked_operator_made_is_unusable_within_a_second(
            all_asked_after_s=round(unusable_after_s, 3))  # fmt: skip
 
 
-@pytest.mark.alone
 def test_a60_the_first_operator_is_revoked_and_comes_back_by_the_machines_owner_alone(tmp_path: Path) -> None:
     coordinator = CoordinatorServer(tmp_path)
     coordinator.start()
@@ -138,7 +136,6 @@ def test_a60_the_first_operator_is_revoked_and_comes_back_by_the_machines_owner_
     assert coordinator.end() == 0
 
 
-@pytest.mark.alone
 async def test_a60_a_tenants_bearer_tokens_end_at_every_front(pair: DevStack) -> None:
     """On the connection that is open, within a second; another tenant's go on."""
     clock = CoordinatorClock()
@@ -179,7 +176,6 @@ async def test_a60_a_tenants_bearer_tokens_end_at_every_front(pair: DevStack) ->
     await bakery.close()
 
 
-@pytest.mark.alone
 def test_a60_regions_end_with_the_operator_of_the_federation_who_let_them_in(tmp_path: Path) -> None:
     """Within a second no other region knows them; those that another one let in stay."""
     clock = CoordinatorClock()

@@ -138,7 +138,6 @@ def test_keys_lie_in_files_that_only_their_owner_reads_and_nowhere_else(pair: De
         assert b"PRIVATE KEY" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.alone
 def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: DevStack, tmp_path: Path) -> None:
     """Its session, its routes, its word among the fronts, its renewal; and it stops serving itself."""
     stolen = copy_files(files_in(pair.control.folder / "edge-npu" / "identity"), tmp_path / "stolen")

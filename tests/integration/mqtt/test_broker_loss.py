@@ -16,7 +16,6 @@ from shoal.agent.clock import SystemClock
 from shoal.coordinator.broker import rights
 from shoal.types.codes import Code
 
-pytestmark = pytest.mark.alone
 BACK_WITHIN_S = 5.0
 
 

@@ -15,8 +15,6 @@ from harness.wait import until, wait_until
 from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code
 
-pytestmark = pytest.mark.alone
-
 FLEET = (("one", ""), ("two", ""), ("three", ""))
 LOST_AFTER_S = 4.0
 SOON = f"  partition: {{lost_after: {LOST_AFTER_S:g}s}}\n"

@@ -75,7 +75,6 @@ def test_fill_is_a_full_disk_for_what_is_new(pair: DevStack) -> None:
     assert (verdict.lost_count, verdict.violations) == (0, ()), str(verdict)
 
 
-@pytest.mark.alone
 def test_slow_is_slow(pair: DevStack) -> None:
     """The model's bytes share the line; a heartbeat still gets through."""
     last = pair.events()[-1].sequence

@@ -131,7 +131,6 @@ def test_a01_expired_certificates_are_told_as_such(guarded_stack: DevStack, tmp_
     assert Code.CERT_EXPIRED in doctor.stdout, doctor.stdout + doctor.stderr
 
 
-@pytest.mark.alone
 def test_a01_a_certificate_that_runs_out_ends_open_connections(guarded_stack: DevStack) -> None:
     """An operator's call, its stream of events, and a tenant's inference on a channel that stays open."""
     clock = SystemClock()

@@ -19,8 +19,6 @@ from harness.wait import wait_until
 from shoal.types.codes import ShoalError
 from shoal.v1 import operator_pb2
 
-pytestmark = pytest.mark.alone
-
 NAME = "pawn"
 NODES = ("plain-cpu", "edge-npu")
 ENDS_S = 120.0

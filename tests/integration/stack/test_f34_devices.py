@@ -13,8 +13,6 @@ from shoal.devstack.process_supervisor import HOT_C
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
 
-pytestmark = pytest.mark.alone
-
 NODES = ("plain-cpu", "edge-npu")
 OTHER, FAULTY_NODE = NODES
 DETECTED_S = 2.0

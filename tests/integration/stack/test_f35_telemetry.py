@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import pytest
-
 from harness.cluster.stack import DevStack, InferenceLoad, documents, on_nodes, policy, workload
 from harness.fakes.log import RecordingLog
 from harness.report import record
@@ -24,8 +22,6 @@ from shoal.types.link import Hello, Refused
 from shoal.types.units import Bytes, Wall, Watts
 from shoal.v1 import operator_pb2
 from shoal.wire.nouns import from_wire
-
-pytestmark = pytest.mark.alone
 
 NODES = ("plain-cpu", "edge-npu")
 LIAR = NODES[1]

@@ -23,8 +23,6 @@ from harness.cluster.stack import (
 from harness.report import record
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.alone
-
 NAME = "kept"
 NODES = ("plain-cpu", "edge-npu")
 INSIST_S = 30.0

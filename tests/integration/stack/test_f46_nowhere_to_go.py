@@ -10,8 +10,6 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.types.codes import ShoalError
 
-pytestmark = pytest.mark.alone
-
 OTHER, ISLAND = "plain-cpu", "edge-npu"
 LOST_AFTER_S = 4.0
 ENDS_S = 30.0

@@ -18,8 +18,6 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.workload import PartitionRule
 from shoal.v1 import operator_pb2
 
-pytestmark = pytest.mark.alone
-
 NODES = ("plain-cpu", "edge-npu")
 VIEW_WITHIN_S = 5.0
 ADOPTED_WITHIN_S = 2.0

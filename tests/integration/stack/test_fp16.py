@@ -16,7 +16,6 @@ from harness.wait import wait_until
 from shoal.devstack.layout import StackOptions
 from shoal.types.codes import Code
 
-pytestmark = pytest.mark.alone
 NAME, HERE, THERE = "halved", "plain-cpu", "small-cpu"
 SHAPE = (1, 8, 16, 16)
 NEAR = 1e-2

@@ -20,8 +20,6 @@ from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.v1 import operator_pb2
 
-pytestmark = pytest.mark.alone
-
 NAME = speech.NAME
 EQUAL = 1e-5
 AGAIN_S = 0.2

@@ -4,7 +4,6 @@ chosen with, not against the old one alone."""
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from harness.clients.triton import run_in_process
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, workload
@@ -24,7 +23,6 @@ ATTEMPTS = 4
 machine may leave a step of two seconds without an answer of the slow one: that step judged nothing."""
 
 
-@pytest.mark.alone
 def test_a_slower_place_that_the_policy_allows_takes_over(stack: DevStack) -> None:
     model = Path(ocr.files().recogniser).read_bytes()
     line = np.random.default_rng(7).random((1, 3, 48, 320), np.float32)

@@ -93,7 +93,6 @@ def reads(stack: DevStack) -> InferenceLoad:
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(steady: DevStack, tmp_path: Path) -> None:
     stack, whole = steady, engine_cases.recogniser().read_bytes()
     small = engine_cases.quantise_weights(whole, tmp_path)
@@ -136,7 +135,6 @@ def test_a_move_to_int8_is_verified_and_one_that_drifts_too_far_is_refused(stead
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_twenty_targets_that_are_wrong_on_purpose_are_refused_as_whole_moves(steady: DevStack, tmp_path: Path) -> None:
     """Each is what changed documents ask for, and pushed as any model is; the reader answers all the while."""
     stack, reasons = steady, list[str]()

@@ -5,8 +5,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from harness.cluster.coordinator import operator
 from harness.cluster.federation import FederationProcesses, replicated_federation
 from harness.report import record
@@ -15,8 +13,6 @@ from harness.wait import wait_until
 from shoal.coordinator.clock import CoordinatorClock
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2
-
-pytestmark = pytest.mark.alone
 
 HEARD_S = 5.0
 """An advertisement is told every two seconds; a replica that is gone refuses at once."""

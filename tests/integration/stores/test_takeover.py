@@ -17,7 +17,6 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
 
-pytestmark = pytest.mark.alone
 TAKEOVER_S = 5.0
 RESUMES_S = 5.0
 PAUSE_S = 30.0

@@ -137,7 +137,6 @@ async def test_receipt_of_an_emulated_device_is_by_other_results_than_its_pace(t
     assert receipt.rates.conv_flops["fp32"] == pytest.approx(303.08e9 / (22.260484e-3 - 291.749e-6))
 
 
-@pytest.mark.alone
 async def test_probe_measures_this_processor(tmp_path: Path) -> None:
     async with WorkerPoolHarness(tmp_path, PoolOptions(probe_s=4.0)) as pool:
         receipt = await pool.workers.probe(CPU)
