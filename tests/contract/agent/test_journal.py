@@ -1,5 +1,6 @@
 """The Journal port on a real directory: power cuts, corruption, a full disk."""
 
+import errno
 import json
 import os
 import random  # noqa: TID251 - seeded
@@ -49,6 +50,14 @@ async def test_receipts_are_kept_beside(tmp_path: Path) -> None:
     await journal(tmp_path).save_receipts(signed)
     assert await journal(tmp_path).load_receipts() == signed
     assert await journal(tmp_path).load() is None
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xff"], ids=["no message", "no receipt"])
+async def test_f41_receipts_that_a_newer_version_wrote_are_measured_again(tmp_path: Path, content: bytes) -> None:
+    heard = RecordingLog()
+    Slots(tmp_path, "receipts", lambda aside: None).save(content)
+    assert await journal(tmp_path, heard).load_receipts() == ()
+    assert heard.events == ["state_unreadable"]
 
 
 async def test_f14_power_cut_at_any_operation_loses_nothing_acknowledged(
@@ -185,6 +194,46 @@ async def test_f15_with_no_verified_copy_it_says_so_and_goes_on(tmp_path: Path) 
     assert len(tuple(tmp_path.glob("*.corrupt-*"))) == 2
     await again.save(next_one)
     assert await journal(tmp_path).load() == next_one
+
+
+async def test_f15_a_sector_that_cannot_be_read_costs_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer, next_one = desired_sets(3)
+    kept = journal(tmp_path)
+    for each in (older, newer):
+        await kept.save(each)
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        if path.name == "desired.b":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    heard = RecordingLog()
+    again = journal(tmp_path, heard)
+    assert await again.load() == older
+    assert heard.events == ["state_corrupt"]
+    await again.save(next_one)
+    monkeypatch.undo()
+    assert await journal(tmp_path).load() == next_one, "in the place of the lost copy"
+
+
+async def test_f15_a_disk_that_takes_no_writes_any_more_gives_the_copy_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = desired_sets(2)
+    kept = journal(tmp_path)
+    for each in (older, newer):
+        await kept.save(each)
+    _damage(tmp_path / "desired.b", 0, random.Random(1))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    heard = RecordingLog()
+    assert await journal(tmp_path, heard).load() == older
+    assert heard.events == ["state_corrupt"]
 
 
 def test_what_is_set_aside_never_overwrites_what_was(tmp_path: Path) -> None:

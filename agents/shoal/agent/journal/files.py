@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
+from google.protobuf.message import DecodeError
+
 from shoal.agent.journal.slots import Slots
 from shoal.agent.ports import Log
 from shoal.types.assignment import DesiredSet
@@ -95,8 +97,17 @@ class FileJournal:
         content = self._receipts.load()
         if content is None:
             return ()
-        message = link_pb2.Receipts.FromString(content)
-        return tuple(nouns.from_wire(SignedReceipt, each) for each in message.receipts)
+        try:
+            message = link_pb2.Receipts.FromString(content)
+            return tuple(nouns.from_wire(SignedReceipt, each) for each in message.receipts)
+        except (ShoalError, DecodeError) as error:
+            self._log.warning(
+                "state_unreadable",
+                code=Code.STATE_CORRUPT,
+                error=str(error),
+                remedy="a newer version wrote the receipts; the devices are probed again",
+            )
+            return ()
 
     def _save_receipts(self, content: bytes) -> None:
         try:

@@ -6,6 +6,7 @@ verify is moved aside, never deleted.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 _MAGIC: Final = b"SHOALJ1\n"
+_BAD_SECTOR: Final = (errno.EIO, errno.EUCLEAN)
+"""Errors of a read that say that the copy is lost. After others the next read may succeed."""
 _HEAD: Final = struct.Struct(">8sQQ32s")
 """magic, sequence, payload bytes, SHA-256 over the preceding fields and the payload."""
 
@@ -33,7 +36,7 @@ class Slots:
     """Blocking. One owner at a time."""
 
     def __init__(self, folder: Path, name: str, on_corrupt: Callable[[Path], None]) -> None:
-        """`on_corrupt` gets the new path of a copy that did not verify."""
+        """`on_corrupt` gets the path of a copy that did not verify, which it was moved to where the disk allowed it."""
         self._folder = folder
         self._slots = _slot_paths(folder, name)
         self._on_corrupt = on_corrupt
@@ -67,6 +70,11 @@ class Slots:
         try:
             data = slot.read_bytes()
         except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in _BAD_SECTOR:
+                raise
+            self._on_corrupt(slot)
             return None
         copy = _decode(slot, data)
         if copy is None:
@@ -136,4 +144,7 @@ def _move_aside(slot: Path) -> Path:
     taken = (re.fullmatch(rf"{re.escape(slot.name)}\.corrupt-(\d+)", each.name) for each in slot.parent.iterdir())
     number = max((int(match[1]) for match in taken if match), default=0) + 1
     aside = slot.with_name(f"{slot.name}.corrupt-{number}")
-    return slot.replace(aside)
+    try:
+        return slot.replace(aside)
+    except OSError:  # a failing disk may take no more writes
+        return slot

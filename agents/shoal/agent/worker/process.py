@@ -37,6 +37,8 @@ _THREAD_AT_FAULT: Final = "Current thread"
 """How faulthandler begins the stack of the thread that had the fault; other threads' come before and after it."""
 _MAX_FRAMES: Final = 4
 _LOG_TAIL_BYTES: Final = 64 * 1024
+_MOST_READ: Final = 64 * 1024
+"""Of a file that a worker wrote."""
 _MAX_LOGGED_ERRORS: Final = 16
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -277,7 +279,7 @@ class WorkerProcess:
     def explain_exit(self, *, oom: bool) -> tuple[bool, Refusal]:
         """(whether the process ended through its own fault, why it ended). `oom`: the kernel had an OOM kill
         meanwhile."""
-        stack = self._crash_file.read_text(errors="replace") if self._crash_file.exists() else ""
+        stack = _start_of(self._crash_file).decode(errors="replace")
         return classify_exit(self.returncode, brief_stack(stack), oom=oom)
 
     def oom_kills(self) -> int | None:
@@ -303,10 +305,7 @@ class WorkerProcess:
 
     def busy_assignments(self) -> frozenset[str]:
         """Assignments with requests in flight, as the process last noted. Readable after its end."""
-        try:
-            noted = self._busy_file.read_bytes()
-        except OSError:
-            return frozenset()
+        noted = _start_of(self._busy_file)
         return frozenset(noted.partition(b"\0")[0].decode(errors="replace").split())
 
     async def _disconnect(self) -> None:
@@ -420,6 +419,15 @@ def _join_cgroup(groups: Cgroups, name: str, pid: int) -> Cgroup | None:
         groups.get(name).remove()
         return None
     return group
+
+
+def _start_of(file: Path) -> bytes:
+    """Of what a worker wrote, which may be of any size where a model took it over; empty where there is none."""
+    try:
+        with file.open("rb") as written:
+            return written.read(_MOST_READ)
+    except OSError:
+        return b""
 
 
 def _remove_files(record: Path) -> None:

@@ -8,12 +8,13 @@ from shoal.wire.field_limits import fields_of
 _BY_VALUES: Final = frozenset(
     {
         "AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "HammingWindow",
-        "HannWindow", "If", "Loop", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "STFT", "Tile",
-        "Upsample",
+        "HannWindow", "If", "Loop", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "RoiAlign",
+        "STFT", "Tile", "Upsample",
     }
 )  # fmt: skip
 """Operators that run as often, or make a result as large, as the values of an input say (ONNX operator schemas, opset
-25). One that takes them from a constant counts too: to tell would need the whole graph."""
+25); RoiAlign reads as many points of a box as its sides are long. One that takes them from a constant counts too: to
+tell would need the whole graph."""
 _DOMAINS: Final = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 """Of other operators nobody knows."""
 _MODEL_GRAPH, _MODEL_FUNCTION = 7, 25

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import onnx
 import pytest
@@ -15,7 +16,14 @@ from shoal.agent.packing import from_json, pack, unpack
 from shoal.agent.ports import Batches
 from shoal.agent.worker.messages import LoadOrder, LoadState, ProbeOrder, WorkerStatus
 from shoal.agent.worker.probe import read_graph, relative_half_width, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, assignments_at_fault, brief_stack, classify_exit, error_lines
+from shoal.agent.worker.process import (
+    EXIT_STUCK,
+    WorkerProcess,
+    assignments_at_fault,
+    brief_stack,
+    classify_exit,
+    error_lines,
+)
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -131,3 +139,19 @@ def test_weights_are_appended_to_a_model() -> None:
 def test_half_width() -> None:
     assert relative_half_width([1.0] * 9) == 0
     assert relative_half_width([0.9, 0.9, 1.0, 1.1, 1.1]) == pytest.approx(0.1)
+
+
+async def test_of_what_a_worker_wrote_only_the_start_is_read(tmp_path: Path) -> None:
+    """Who took it over may have written gigabytes, of which the supervisor would read on its loop."""
+    process = WorkerProcess(tmp_path, "worker-1", "nonce", os.getpid(), None, lambda _: None)
+    try:
+        for kind in ("crash", "busy"):
+            with (tmp_path / f"worker-1.{kind}").open("wb") as file:
+                file.write(b"a b\0" if kind == "busy" else b"Fatal Python error: Aborted\n")
+                file.truncate(2**40)
+        assert process.busy_assignments() == {"a", "b"}
+        own_fault, refusal = process.explain_exit(oom=False)
+        assert refusal.code is Code.WORKER_CRASHED
+        assert own_fault
+    finally:
+        process.stop_watching()

@@ -26,9 +26,10 @@ def inside(body: list[NodeProto], domain: str = "") -> bytes:
         (inside([helper.make_node("Add", ["a", "b"], ["c"])]), True),
         (inside([helper.make_node("Range", ["a", "b", "c"], ["d"])]), False),
         (inside([helper.make_node("Add", ["a", "b"], ["c"])], domain="com.example"), False),
+        (inside([helper.make_node("RoiAlign", ["a", "b", "c"], ["d"])]), False),
         (b"\xff", False),
     ],
-    ids=["add", "identity", "divide", "loop", "square", "inner-add", "inner-range", "domain", "junk"],
+    ids=["add", "identity", "divide", "loop", "square", "inner-add", "inner-range", "domain", "boxes", "junk"],
 )
 def test_bounded_by_size(model: bytes, bounded: bool) -> None:
     assert is_bounded_by_size(model) is bounded
