@@ -51,6 +51,9 @@ TRIAL_IDLE_WAIT_S: Final = 0.05
 TRIAL_WAIT_S: Final = 5.0
 """Then it begins within this time, however many requests wait: their deadlines come later."""
 _TRIAL_ATTEMPTS: Final = 10
+_MOST_OWN: Final = 16
+"""Requests of this process (trials, comparisons) beyond those of clients: who fill the queue must keep it neither from
+being measured nor a move from being verified. There is one at a time of each kind."""
 _NO_TURN: Final = frozenset({Code.OVERLOADED, Code.DEADLINE_EXCEEDED})
 """Of a replica that is overloaded just now."""
 _HEAD_BYTES: Final = 24
@@ -233,10 +236,9 @@ class ModelRunner:
         is_metered: bool,
     ) -> InferJob:
         """Raises ShoalError(OVERLOADED)."""
-        if len(self._jobs) >= self._order.queue:
-            raise refuse(
-                Code.OVERLOADED, f"{len(self._jobs)} requests wait here", f"at most {self._order.queue}", "retry later"
-            )
+        most = self._order.queue if is_metered else self._order.queue + _MOST_OWN
+        if len(self._jobs) >= most:
+            raise refuse(Code.OVERLOADED, f"{len(self._jobs)} requests wait here", f"at most {most}", "retry later")
         now = self._clock()
         latest = now + MAX_RUN_S
         job = InferJob(
