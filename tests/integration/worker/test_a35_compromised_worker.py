@@ -39,7 +39,7 @@ SEED = 35
 FUZZED = 16
 
 
-ATTEMPTS = 18
+ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)

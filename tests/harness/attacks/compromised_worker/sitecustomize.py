@@ -42,6 +42,8 @@ def _attempts(told: dict[str, str]) -> dict[str, Callable[[], object]]:
         "other's environment": Path(f"/proc/{victim}/environ").read_bytes,
         "other's memory": lambda: Path(f"/proc/{victim}/mem").open("rb").close(),
         "kill": lambda: os.kill(victim, signal.SIGTERM),
+        "other's limit of files": lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE, (3, 3)),
+        "other's limit of processor time": lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)),
         "service on loopback": lambda: dial(socket.AF_INET, ("127.0.0.1", int(told["port"]))),
         "machine elsewhere": lambda: dial(socket.AF_INET, ("192.0.2.1", 80)),
         "name service": lambda: dial(socket.AF_INET6, ("::1", 53)),
