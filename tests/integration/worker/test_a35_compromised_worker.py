@@ -132,6 +132,27 @@ async def test_a35_a_captured_worker_that_swells_dies_alone(tmp_path: Path, comp
         record("A35", "P", 1, wanted_gib=8, told=exited.refusal.code)
 
 
+async def test_a35_a_captured_worker_that_lies_about_itself_mutes_no_node(
+    tmp_path: Path, compromised_workers: None
+) -> None:
+    async with WorkerPoolHarness(tmp_path) as pool:
+        await pool.serve("other", engine_cases.add_one())
+        await pool.serve("bad", engine_cases.divide())
+        other = pool.pid("other")
+        os.kill(pool.pid("bad"), signal.SIGWINCH)
+
+        async def is_ended() -> bool:
+            stats = await pool.workers.stats()
+            assert all(len(each.latencies) < 1_000 for each in stats)
+            return not any(each.assignment == "bad" for each in stats)
+
+        await until(is_ended, 20, "it to be ended")
+        exited = await pool.wait_event("bad", WorkerExited)
+        assert exited.refusal.code is Code.MESSAGE_INVALID
+        assert pool.pid("other") == other
+        record("A35", "P", 1, lies=1, told=exited.refusal.code)
+
+
 def one(op: str, feeds: dict[str, Any], outputs: int = 1, domain: str = "", **attributes: Any) -> Case:
     """A graph of one operator, fed with what it must not believe."""
     node = helper.make_node(op, list(feeds), [f"y{n}" for n in range(outputs)], domain=domain, **attributes)

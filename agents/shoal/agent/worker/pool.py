@@ -20,7 +20,6 @@ import structlog
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.agent.frames import FrameMessage
-from shoal.agent.packing import unpack
 from shoal.agent.ports import (
     AgentClock,
     LocalWorker,
@@ -35,12 +34,13 @@ from shoal.agent.worker.background_tasks import BackgroundTasks
 from shoal.agent.worker.cgroups import Cgroups
 from shoal.agent.worker.device_prober import DeviceProber
 from shoal.agent.worker.load_orders import LoadOrders
-from shoal.agent.worker.messages import SLOTS, LoadState, WorkerReport, WorkerStatus
+from shoal.agent.worker.messages import SLOTS, LoadState
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, assignments_at_fault
 from shoal.agent.worker.replica_loader import ReplicaLoader
 from shoal.agent.worker.replica_table import ReplicaTable, worker_ready
 from shoal.agent.worker.spare import SpareWorker
+from shoal.agent.worker.status_check import read_report, read_status
 from shoal.agent.worker.status_polls import STATUS_S, StatusPolls
 from shoal.types.assignment import Assignment
 from shoal.types.codes import ShoalError
@@ -201,7 +201,12 @@ class ProcessWorkers:
         return self._free_bytes() >= 2 * self._worker_bytes
 
     def _on_push(self, process: WorkerProcess, message: FrameMessage) -> None:
-        self._loader.on_status(process, unpack(WorkerStatus, message.payload))
+        try:
+            status = read_status(message.payload)
+        except ShoalError as error:
+            self._polls.end_invalid(process, error)
+            return
+        self._loader.on_status(process, status)
 
     def _on_worker_exit(self, process: WorkerProcess) -> None:
         self._spare.on_exit(process)
@@ -233,7 +238,7 @@ class ProcessWorkers:
         process.restore_priority()
         try:
             await process.connect(partial(self._on_push, process), STATUS_S)
-            report = unpack(WorkerReport, (await process.call("status", STATUS_S)).payload)
+            report = read_report((await process.call("status", STATUS_S)).payload)
         except ShoalError as error:
             _log.warning("worker_adoption_failed", worker=process.name, code=error.code, error=str(error))
             await process.end()

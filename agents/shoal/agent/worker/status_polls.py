@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from shoal.agent.packing import unpack
 from shoal.agent.ports import WorkerStats
 from shoal.agent.timeouts import TICK_S, start_watchdog
 from shoal.agent.worker.background_tasks import BackgroundTasks
-from shoal.agent.worker.messages import WorkerReport
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.agent.worker.process import WorkerProcess, oom_kills
 from shoal.agent.worker.replica_table import ReplicaTable
+from shoal.agent.worker.status_check import read_report
 from shoal.types.codes import Code, Refusal, ShoalError
 
 STATUS_S: Final = 2.0
@@ -69,18 +69,29 @@ class StatusPolls:
                 if silent.is_expired or still.is_expired:
                     self._kill_stuck(process, silent.silent_s, still.is_expired)
                     return
-            report = unpack(WorkerReport, (await asked).payload)
+            answer = await asked
         except ShoalError:
-            return  # Its exit event says more. Or the answer was malformed; then it is not stuck.
+            return  # its exit event says more
         finally:
             asked.cancel()
             del asked  # its error knows this frame: only the cyclic collector would free them
+        try:
+            report = read_report(answer.payload)
+        except ShoalError as error:
+            self.end_invalid(process, error)
+            return
         for status in report.held:
             replica = self._replicas.find(status.assignment, process)
             if replica is not None and replica.ready is not None:
                 # a faulty worker cannot report more than it may hold
                 inside = min(status.in_flight, self._options.queue)
                 replica.stats = WorkerStats(status.assignment, inside, status.served, status.batches, status.latencies)
+
+    def end_invalid(self, process: WorkerProcess, error: ShoalError) -> None:
+        """A worker that tells what none does was taken over by its model, or is broken."""
+        if not process.exit_event.is_set():
+            process.kill_reason = replace(error.refusal, remedy="the assignment is loaded again")
+            self._end(process)
 
     def _kill_stuck(self, process: WorkerProcess, silent_s: float, is_still: bool) -> None:
         if not process.exit_event.is_set():
