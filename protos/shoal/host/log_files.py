@@ -15,11 +15,13 @@ from typing import Final
 
 KEPT_BYTES: Final = 2**20
 """Size of one file; each process has two."""
-LINE_BYTES: Final = 8 * 2**10
-"""Limit of one line when it is read; the rest is cut."""
+LINE_BYTES: Final = 4_000
+"""Limit of one line when it is read; the rest is cut. With what says so it is a text that a node may send
+(`wire.nouns`)."""
 ANSWER_BYTES: Final = 64 * 2**10
 """Most that is read of each file at once, and limit of the lines in an answer without a cursor."""
 MAX_LINES: Final = 1_000
+"""Of a page, as many as a node may send."""
 CURSOR_BYTES: Final = 4 * 2**10
 """Limit of a cursor as text; a longer one is not from here."""
 
@@ -68,6 +70,8 @@ def read(files: Iterable[Path], after: str, lines: int) -> LogPage:
     after: `LogPage.after` of an earlier page; where it is empty or invalid, the last `lines` are returned.
     """
     cursor = _parse_cursor(after)
+    files = tuple(files)
+    most_lines = MAX_LINES // max(1, len(files)) or 1
     ends: Cursor = {}
     found: list[tuple[str, int, str]] = []
     more = False
@@ -82,9 +86,11 @@ def read(files: Iterable[Path], after: str, lines: int) -> LogPage:
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) == ANSWER_BYTES:
                 whole = data  # a line longer than one answer
+            if cursor is not None:
+                whole = b"".join(whole.splitlines(keepends=True)[:most_lines])
             ends[status.st_ino] = begin + len(whole)
             more = more or (cursor is not None and ends[status.st_ino] < status.st_size and bool(whole))
-            texts = whole.decode("ascii", "backslashreplace").splitlines()
+            texts = whole.decode("ascii", "backslashreplace").replace("\0", "\\0").splitlines()
             if cursor is None and begin:
                 texts = texts[1:]  # the first begins in the middle of a line
             found += [(_time_of(text), len(found) + number, _truncate(text)) for number, text in enumerate(texts)]

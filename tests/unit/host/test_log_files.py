@@ -7,6 +7,8 @@ import pytest
 
 from shoal.host import log_files
 from shoal.host.log_files import ANSWER_BYTES, LINE_BYTES, RotatingLogFile, escape_line, read
+from shoal.types.link import LogLines
+from shoal.wire import nouns
 
 
 def event(number: int, **more: str) -> str:
@@ -84,3 +86,25 @@ def test_a_place_that_nobody_made_begins_anew_and_half_a_line_waits(tmp_path: Pa
 def test_what_a_stranger_calls_a_line_is_one() -> None:
     assert escape_line("a\nb\x1b[31m\x07") == "a\\nb\\x1b[31m\\x07"
     assert len(escape_line("x" * 10**6)) == LINE_BYTES
+
+
+def test_every_page_is_one_that_a_node_may_send(tmp_path: Path) -> None:
+    """Long lines as a traceback makes them, lines that are no text, and more lines than an answer may have."""
+    for number in range(3):
+        path = tmp_path / f"{number}.log"
+        path.write_text("start\n")
+    page = read(sorted(tmp_path.glob("*.log")), "", 100)
+    for path in tmp_path.glob("*.log"):
+        with path.open("ab") as file:
+            file.write(b"x" * 7_000 + b"\n\0 \xff\n" + b"short\n" * 3_000)
+    told = 0
+    while True:
+        page = read(sorted(tmp_path.glob("*.log")), page.after, 100)
+        message = nouns.from_agent_to_wire(LogLines(1, page.lines, page.after, page.more))
+        assert nouns.from_agent_from_wire(message) == LogLines(1, page.lines, page.after, page.more)
+        told += len(page.lines)
+        if not page.more:
+            break
+    assert told == 3 * 3_002, "none is left out"
+    newest = read(sorted(tmp_path.glob("*.log")), "", 10**6)
+    assert nouns.from_agent_from_wire(nouns.from_agent_to_wire(LogLines(1, newest.lines, newest.after, newest.more)))
