@@ -40,6 +40,7 @@ from shoal.coordinator.controllers.log import events
 from shoal.coordinator.core import rate_limit, timeline
 from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.core.fleet import labels
+from shoal.coordinator.core.graph import check
 from shoal.coordinator.core.graph.rules import RULES
 from shoal.coordinator.core.migration import queue
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
@@ -150,6 +151,9 @@ def test_the_reference_of_limits_is_true() -> None:
         ),
         "fields of what another agent asks for a verification, or to let go of a session": (
             f"{verification_source.LIMITS.fields}"
+        ),
+        "inputs, outputs of a model, and characters of the names of each": (
+            f"{check.MOST_TENSORS:,}, {check.MOST_NAMES:,}"
         ),
         "silence of a coordinator's event loop": f"{watchdog.LIMIT_S:g} s",
         "calls of all callers at a port of a front; without credentials, and of one address": (

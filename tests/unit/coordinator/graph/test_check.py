@@ -314,6 +314,17 @@ def test_graphs_that_do_not_hold_together(content: bytes) -> None:
     assert refusal_of(content).code is Code.MODEL_INVALID
 
 
+@pytest.mark.parametrize(("count", "characters"), [(1_025, 8), (200, 400)], ids=["many", "long names"])
+def test_a_signature_that_no_status_has_room_for(count: int, characters: int) -> None:
+    """A node tells its replicas' signatures; the region would refuse all that it says."""
+    names = [f"y{number:0{characters - 1}}" for number in range(count)]
+    nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
+    content = model(nodes, [tensor("x", [1])], [tensor(name, [1]) for name in names]).SerializeToString()
+    refusal = refusal_of(content)
+    assert refusal.code is Code.MODEL_INVALID
+    assert f"{count} outputs" in refusal.found
+
+
 def test_a_few_bytes_that_want_four_tebibytes() -> None:
     made = model(
         [helper.make_node("ConstantOfShape", ["n"], ["y"])], [], [tensor("y", None)], [ints("n", [2**40])]

@@ -27,6 +27,10 @@ from shoal.coordinator.core.graph.values import OIP
 from shoal.types.codes import Code, Refusal
 
 _LONGEST_NAME: Final = 512
+MOST_TENSORS: Final = 1_024
+MOST_NAMES: Final = 64 * 1024
+"""Inputs, or outputs, of a model: as many as a request may name, and characters of their names. A node's status tells
+the signature of each replica; one that is longer than a message may be is refused whole, for all its replicas."""
 _LARGEST: Final = 2**63 - 1
 
 _FOREIGN_CODE: Final = frozenset(
@@ -128,6 +132,13 @@ def _interface(model: ModelProto) -> Iterator[Refusal]:
     stored = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in stored]
     for side, infos in (("input", inputs), ("output", list(model.graph.output))):
+        characters = sum(len(info.name) for info in infos)
+        if len(infos) > MOST_TENSORS or characters > MOST_NAMES:
+            yield _invalid(
+                f"{len(infos)} {side}s, whose names have {characters} characters",
+                f"at most {MOST_TENSORS}, with {MOST_NAMES} characters in all",
+            )
+            return
         if len({info.name for info in infos}) < len(infos):
             yield _invalid(f"two {side}s of one name", f"each {side} once")
         for info in infos:
