@@ -121,7 +121,8 @@ def _form(definitions: Mapping[str, Any], form: Mapping[str, Any]) -> str:
     if "enum" in form:
         return ", ".join(code(each) for each in form["enum"])
     if "x-units" in form:
-        return f"{form['x-value']}: {', '.join(code(unit) for unit in form['x-units'])}"
+        least = f", at least {code(form['x-least'])}" if "x-least" in form else ""
+        return f"{form['x-value']}: {', '.join(code(unit) for unit in form['x-units'])}{least}"
     match form.get("type"):
         case "string":
             return str(form.get("x-value", "text"))

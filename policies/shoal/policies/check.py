@@ -436,7 +436,6 @@ _ZERO_IS_UNREACHABLE: Final = (
     ("spec", "limits", "cost"),
     ("spec", "limits", "energy"),
     ("spec", "limits", "carbon"),
-    ("spec", "partition", "heartbeat"),
     ("spec", "federation", "term"),
     ("spec", "migration", "drain"),
     ("spec", "scale", "to_zero_after"),

@@ -26,6 +26,7 @@ from shoal.policies.parse import (
     plain,
     position_of,
 )
+from shoal.policies.quantities import STORED
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.workload import WorkloadKey
 
@@ -172,12 +173,13 @@ def canonical_text(value: Kind) -> str:
 
 
 def read(stored: Mapping[str, Any]) -> Kind:
-    """A document from its canonical form. Raises ShoalError with the first refusal."""
+    """A document from its canonical form, as this or an older version stored it: a quantity that is out of bounds by
+    now counts as the nearest one within. Raises ShoalError with the first refusal."""
     kind = KINDS.get(str(stored.get("kind")))
     if kind is None:
         raise ShoalError(_unknown_kind(stored.get("kind")))
     try:
-        return kind.model_validate(_tuples(dict(stored)))
+        return kind.model_validate(_tuples(dict(stored)), context=STORED)
     except ValidationError as error:
         raise ShoalError(_refusal(kind, error.errors(include_url=False)[0])) from error
 

@@ -25,9 +25,10 @@ from shoal.policies.quantities import (
     Selector,
     Share,
     Size,
+    Unit,
 )
 from shoal.types.tenant import DEFAULT_WEIGHT
-from shoal.types.units import Seconds
+from shoal.types.units import DURATION, Seconds
 
 API_VERSION: Final = "shoal/v1"
 
@@ -421,17 +422,26 @@ Forever = Annotated[
 ]
 
 
+Heartbeat = Annotated[Seconds, Unit(DURATION, least=0.1)]
+"""One workload's counts for all nodes of its region, so it is bounded by what a coordinator reads: one core the reports
+of 4,000 agents a second on gRPC (docs/benchmarks.md), so those of 400 nodes at the least heartbeat."""
+LossTime = Annotated[Seconds, Unit(DURATION, least=1.0)]
+"""One workload's counts for all nodes of its region: below a second, healthy nodes behind slow links would be lost."""
+
+
 class Partition(DocumentPart):
     """What happens while node and coordinator are out of contact."""
 
-    heartbeat: Duration = Field(
+    heartbeat: Heartbeat = Field(
         default=Seconds(1.0),
         description="Interval of the node's status reports. A node that missed three is suspect: nothing new goes "
-        "there, and a replacement is prepared. The shortest of a region's policies counts.",
+        "there, and a replacement is prepared. The shortest that a workload's policy asks for counts for all nodes of "
+        "the region.",
     )
-    lost_after: Duration = Field(
+    lost_after: LossTime = Field(
         default=Seconds(10.0),
-        description="The node counts as lost after this long without a report; at least twice `heartbeat`.",
+        description="The node counts as lost after this long without a report; at least twice `heartbeat`. The "
+        "shortest that a workload's policy asks for counts for all nodes of the region.",
     )
     serve: Forever = Field(
         default="forever",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core.core_schema import ValidationInfo
 
 from shoal.policies.cel import CONTEXT_VARIABLES, VARIABLES, Expression, ExpressionError
 from shoal.types import units
@@ -37,6 +38,11 @@ def to_pydantic_error(refusal: Refusal, **place: int) -> PydanticCustomError:
     )
 
 
+STORED: Final = "stored"
+"""Pydantic's context for a document that the region accepted once. A quantity of it that is out of bounds by now counts
+as the nearest one within: a region must not fail for what an older version let in."""
+
+
 @dataclass(frozen=True, eq=False)
 class Unit:
     """A text field with a unit. The value is in SI; it is shown as the shortest text that parses back to the same
@@ -46,8 +52,10 @@ class Unit:
     dimension: Dimension
     # True: the value is truncated to an int.
     whole: bool = False
+    # Least value that is accepted, in SI.
+    least: float = 0.0
 
-    def read(self, value: object) -> float:
+    def read(self, value: object, info: ValidationInfo) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             example = self.dimension.example
             raise to_pydantic_error(
@@ -57,6 +65,11 @@ class Unit:
             number = units.parse_quantity(str(value), self.dimension)
         except ShoalError as error:
             raise to_pydantic_error(error.refusal) from error
+        if number < self.least:
+            if info.context is not STORED:
+                asked = f"at least {self.show(self.least)}"
+                raise to_pydantic_error(Refusal(Code.QUANTITY_INVALID, _describe(value), asked, "raise it"))
+            number = self.least
         return int(number) if self.whole else number
 
     def show(self, value: float) -> str:
@@ -64,7 +77,7 @@ class Unit:
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         shown = core_schema.plain_serializer_function_ser_schema(self.show, return_schema=core_schema.str_schema())
-        return core_schema.no_info_plain_validator_function(self.read, serialization=shown)
+        return core_schema.with_info_plain_validator_function(self.read, serialization=shown)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         words = "|".join(re.escape(unit) for unit in self.dimension.factors)
@@ -74,6 +87,7 @@ class Unit:
             "examples": [self.dimension.example],
             "x-value": self.dimension.name,
             "x-units": list(self.dimension.factors),
+            **({"x-least": self.show(self.least)} if self.least else {}),
         }
 
 

@@ -1,7 +1,8 @@
 """Generates the JSON Schema of the kinds for editors: `python -m shoal.policies.schema > shoal.json`.
 
-Every property has a `description` and `examples`; that of a mapping is made of its fields' own. Two keywords are ours:
-`x-value` says what a text is, and `x-units` lists the units of a quantity. The policy reference is made from it.
+Every property has a `description` and `examples`; that of a mapping is made of its fields' own. Three keywords are
+ours: `x-value` says what a text is, `x-units` lists the units of a quantity, and `x-least` is the least quantity that
+is accepted. The policy reference is made from it.
 """
 
 import json

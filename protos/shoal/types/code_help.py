@@ -73,7 +73,7 @@ _DOCUMENTS: Final = {
         "The unit does not belong to this kind of quantity.", "Use one of the units that are listed."
     ),
     Code.QUANTITY_INVALID: CodeHelp(
-        "The value is no number with a unit, or is not finite.", "Write it like the example in the refusal."
+        "The value is no number with a unit, or is out of bounds.", "Write it as the refusal says."
     ),
     Code.EXPRESSION_INVALID: CodeHelp(
         "A CEL expression does not compile, or its result is not true or false.",

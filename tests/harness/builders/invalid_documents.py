@@ -110,6 +110,8 @@ MISTAKES: Final = [
     ("wrong unit", policy("  limits: {energy: §2 W}\n"), Code.UNIT_WRONG, "2.0 J/inference"),
     ("no quantity", policy("  partition: {serve: §for ever}\n"), Code.QUANTITY_INVALID, "20ms"),
     ("negative", policy("  limits: {cost: §-1 USD/h}\n"), Code.QUANTITY_INVALID, "1.50 USD/h"),
+    ("a heartbeat too short", policy("  partition: {heartbeat: §1ms}\n"), Code.QUANTITY_INVALID, "raise it"),
+    ("lost too soon", policy("  partition: {lost_after: §200ms}\n"), Code.QUANTITY_INVALID, "raise it"),
     ("mapping as quantity", policy("  require: {latency: {p95: §{a: 1}}}\n"), Code.QUANTITY_INVALID, "20ms"),
     # expressions
     ("unknown name", policy("  require: {where: '§device.knd == \"gpu\"'}\n"), Code.EXPRESSION_INVALID, "device.kind"),

@@ -14,6 +14,7 @@ from shoal.coordinator import codec
 from shoal.coordinator.core.catalog import model
 from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, PackRecord, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
+from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
 from shoal.policies import Problem, cross_check, documents, load
 from shoal.policies import parse as yaml
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -276,3 +277,23 @@ def test_a_stored_pair_that_a_newer_check_refuses_is_found_at_every_plan() -> No
     found = proposal(broken, region("0.30 USD/h")).problems
     assert [each.refusal.code for each in found] == [Code.CONSENT_MISSING]
     assert found == cross_problems(broken, [region("0.30 USD/h")])
+
+
+def with_older_text(catalog: Catalog, key: DocumentKey, now: str, before: str) -> Catalog:
+    """The catalog as a version left it that let in what this one refuses: `before` in place of `now`."""
+    stored = catalog.documents[key]
+    assert now in stored.text
+    older = replace(stored, text=stored.text.replace(now, before))
+    return loaded_again(replace(catalog, documents={**catalog.documents, key: older}, earlier=None))
+
+
+def test_a_stored_policy_that_is_too_short_for_a_heartbeat_counts_as_the_least() -> None:
+    """The shortest of all policies counts for all nodes: a millisecond of one would lose them all."""
+    short = "{partition: {heartbeat: 100ms, lost_after: 1s}}"
+    catalog = apply(with_models(), policy("p", short), workload("w", spec="  policy: p\n"))
+    key = DocumentKey("Policy", "p")
+    older = with_older_text(with_older_text(catalog, key, '"100ms"', '"1ms"'), key, '"1s"', '"2ms"')
+    assert '"heartbeat":"1ms","lost_after":"2ms"' in older.documents[key].text
+    assert LivenessRules().timing(older.intents) == LivenessRules().timing(catalog.intents)
+    assert proposal(older, policy("p", "{partition: {heartbeat: 1ms}}")).problems
+    assert not proposal(older, policy("q", short)).problems
