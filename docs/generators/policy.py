@@ -34,9 +34,11 @@ spec:
   optimize: {{energy: 0.7, latency: 0.3}}
 ```
 
-Quantities carry their unit: `60ms`, `16GiB`, `1.50 USD/h`, `2.0 J/inference`, `120/s`. A workload
-that names no policy gets one replica on any device, lowest latency, priority 100 and the default
-partition rule.
+Quantities carry their unit: `60ms`, `16GiB`, `1.50 USD/h`, `2.0 J/inference`, `120/s`. A duration is
+at most 3,650 days, a size 2^60 bytes, a rate 10^9/s, a cost 10^6 USD/h, and anything else 10^12.
+
+A workload that names no policy gets one replica on any device, lowest latency, priority 100 and the
+default partition rule.
 
 **Price.** A node's price is its label `price`, for example
 `shoal token create --label "price=0.40 USD/h"`. Without it the current `spec.price` of the Region

@@ -62,11 +62,13 @@ class Unit:
                 Refusal(Code.QUANTITY_INVALID, _describe(value), f"a {self.dimension.name}", f"write it like {example}")
             )
         try:
-            number = units.parse_quantity(str(value), self.dimension)
+            is_stored = info.context is STORED
+            parse = units.parse_unbounded if is_stored else units.parse_quantity
+            number = min(parse(str(value), self.dimension), self.dimension.most)
         except ShoalError as error:
             raise to_pydantic_error(error.refusal) from error
         if number < self.least:
-            if info.context is not STORED:
+            if not is_stored:
                 asked = f"at least {self.show(self.least)}"
                 raise to_pydantic_error(Refusal(Code.QUANTITY_INVALID, _describe(value), asked, "raise it"))
             number = self.least
@@ -209,12 +211,12 @@ class _Day:
         try:
             if not isinstance(value, str) or not cls.pattern.fullmatch(value):
                 raise ValueError(value)
-            begins = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
-        except ValueError as error:
+            ends = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=1)
+        except (ValueError, OverflowError) as error:
             raise to_pydantic_error(
                 Refusal(Code.FIELD_INVALID, _describe(value), "a day", "write it like 2027-12-31")
             ) from error
-        return Wall((begins + timedelta(days=1)).timestamp())
+        return Wall(ends.timestamp())
 
     @staticmethod
     def show(value: float) -> str:

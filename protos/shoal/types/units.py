@@ -38,10 +38,16 @@ class Dimension:
     factors: dict[str, float]
     # A valid value, shown in errors.
     example: str
+    # Greatest value that people may give, in SI. It is far above every real one, so that whatever is computed from it
+    # (sums, dates, 64-bit integers of messages, digits on a screen) still holds it.
+    most: float = 1e12
 
 
 DURATION: Final = Dimension(
-    "duration", {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}, "20ms"
+    "duration",
+    {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0},
+    "20ms",
+    most=3650 * 86400.0,
 )
 SIZE: Final = Dimension(
     "size",
@@ -57,13 +63,14 @@ SIZE: Final = Dimension(
         "TiB": 2**40,
     },
     "4GiB",
+    most=2.0**60,
 )
 POWER: Final = Dimension("power", {"mW": 1e-3, "W": 1.0, "kW": 1e3}, "15W")
 ENERGY: Final = Dimension("energy per inference", {"mJ/inference": 1e-3, "J/inference": 1.0}, "2.0 J/inference")
-COST: Final = Dimension("cost", {"USD/h": 1.0, "USD/d": 1 / 24}, "1.50 USD/h")
+COST: Final = Dimension("cost", {"USD/h": 1.0, "USD/d": 1 / 24}, "1.50 USD/h", most=1e6)
 CARBON: Final = Dimension("carbon", {"gCO2/h": 1.0, "kgCO2/h": 1e3}, "40 gCO2/h")
 INTENSITY: Final = Dimension("carbon intensity", {"gCO2/kWh": 1.0}, "350 gCO2/kWh")
-RATE: Final = Dimension("rate", {"/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}, "120/s")
+RATE: Final = Dimension("rate", {"/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}, "120/s", most=1e9)
 SHARE: Final = Dimension("share", {"%": 0.01}, "15%")
 RATIO: Final = Dimension("ratio", {"x": 1.0}, "1.2x")
 
@@ -71,7 +78,17 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/0
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
-    """`text` as a number in SI. Raises ShoalError(UNIT_MISSING | UNIT_WRONG | QUANTITY_INVALID)."""
+    """`text` as a number in SI, from 0 to `dimension.most`. Raises ShoalError(UNIT_MISSING | UNIT_WRONG |
+    QUANTITY_INVALID)."""
+    value = parse_unbounded(text, dimension)
+    if value > dimension.most:
+        most = show_quantity(dimension.most, dimension)
+        raise ShoalError(Refusal(Code.QUANTITY_INVALID, f"{text!r:.80}", f"at most {most}", "lower it"))
+    return value
+
+
+def parse_unbounded(text: str, dimension: Dimension) -> float:
+    """As `parse_quantity`, of any size that a float has: for what was stored before, or computed."""
     match = _QUANTITY.fullmatch(text.strip())
     if match is None:
         raise ShoalError(
@@ -194,7 +211,7 @@ def show_quantity(value: float, dimension: Dimension) -> str:
     for unit, factor in dimension.factors.items():
         number = f"{value / factor:.15g}"
         text = f"{number}{space}{unit}"
-        if "e" in number or parse_quantity(text, dimension) != value:
+        if "e" in number or parse_unbounded(text, dimension) != value:
             continue
         plain = factor == 1 and (value == 0 or least <= value < 1000) and len(number) <= 6
         digits = len(number.replace(".", "").strip("0"))

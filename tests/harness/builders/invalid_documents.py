@@ -112,6 +112,7 @@ MISTAKES: Final = [
     ("negative", policy("  limits: {cost: §-1 USD/h}\n"), Code.QUANTITY_INVALID, "1.50 USD/h"),
     ("a heartbeat too short", policy("  partition: {heartbeat: §1ms}\n"), Code.QUANTITY_INVALID, "raise it"),
     ("lost too soon", policy("  partition: {lost_after: §200ms}\n"), Code.QUANTITY_INVALID, "raise it"),
+    ("longer than every date", policy("  scale: {to_zero_after: §4000000d}\n"), Code.QUANTITY_INVALID, "lower it"),
     ("mapping as quantity", policy("  require: {latency: {p95: §{a: 1}}}\n"), Code.QUANTITY_INVALID, "20ms"),
     # expressions
     ("unknown name", policy("  require: {where: '§device.knd == \"gpu\"'}\n"), Code.EXPRESSION_INVALID, "device.kind"),
@@ -282,6 +283,12 @@ MISTAKES: Final = [
     (
         "key of no day",
         region(f"  keys: [{{name: a, key: {KEY}, until: §soon}}]\n"),
+        Code.FIELD_INVALID,
+        "2027-12-31",
+    ),
+    (
+        "the last day of all",
+        region(f"  keys: [{{name: a, key: {KEY}, until: §'9999-12-31'}}]\n"),
         Code.FIELD_INVALID,
         "2027-12-31",
     ),

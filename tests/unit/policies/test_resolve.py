@@ -27,7 +27,7 @@ from shoal.policies.resolve import node_rtt_s
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Metric, MigrationRule, MigrationWindow, Tolerance
-from shoal.types.units import parse_quantity, show_quantity
+from shoal.types.units import parse_quantity, parse_unbounded, show_quantity
 from shoal.types.workload import (
     DelegationMode,
     DelegationRule,
@@ -357,13 +357,13 @@ DIMENSIONS = [value for value in vars(units).values() if isinstance(value, units
     ),
 )
 def test_quantities_come_back_exactly(dimension: units.Dimension, value: float) -> None:
-    assert parse_quantity(show_quantity(value, dimension), dimension) == value
+    assert parse_unbounded(show_quantity(value, dimension), dimension) == value
 
 
 @given(st.sampled_from(DIMENSIONS), st.data())
 def test_quantities_as_typed_come_back(dimension: units.Dimension, data: st.DataObject) -> None:
     unit = data.draw(st.sampled_from(sorted(dimension.factors)))
-    number = data.draw(st.decimals(min_value=0, max_value=10**4, places=2))
+    number = data.draw(st.decimals(min_value=0, max_value=3650, places=2))
     value = parse_quantity(f"{number} {unit}", dimension)
     shown = show_quantity(value, dimension)
     assert parse_quantity(shown, dimension) == value
@@ -381,3 +381,14 @@ SHOWN = [
 @pytest.mark.parametrize(("typed", "dimension", "shown"), SHOWN)
 def test_quantities_are_shown_as_people_write_them(typed: str, dimension: units.Dimension, shown: str) -> None:
     assert show_quantity(parse_quantity(typed, dimension), dimension) == shown
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS, ids=lambda each: each.name)
+def test_a_quantity_beyond_every_real_one_is_refused(dimension: units.Dimension) -> None:
+    """Sums of some, dates and the integers of messages must hold what is accepted."""
+    most = show_quantity(dimension.most, dimension)
+    assert parse_quantity(most, dimension) == dimension.most < 2**63
+    for unit in dimension.factors:
+        with pytest.raises(ShoalError, match=f"at most {most}") as caught:
+            parse_quantity(f"1e30{unit}", dimension)
+        assert caught.value.code == Code.QUANTITY_INVALID

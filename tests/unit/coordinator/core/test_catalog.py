@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from harness.builders.coordinator_core import profile
 from shoal import policies
 from shoal.coordinator import codec
+from shoal.coordinator.api.views import tenant_view
 from shoal.coordinator.core.catalog import model
 from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelRecord, PackRecord, StoredDocument
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
 from shoal.policies import Problem, cross_check, documents, load
 from shoal.policies import parse as yaml
@@ -297,3 +299,16 @@ def test_a_stored_policy_that_is_too_short_for_a_heartbeat_counts_as_the_least()
     assert LivenessRules().timing(older.intents) == LivenessRules().timing(catalog.intents)
     assert proposal(older, policy("p", "{partition: {heartbeat: 1ms}}")).problems
     assert not proposal(older, policy("q", short)).problems
+
+
+def test_a_stored_quantity_beyond_all_bounds_counts_as_the_greatest() -> None:
+    """It fits the 64 bits of a message, and the dates ahead of a schedule."""
+    night = "{migration: {shift: {steps: [50%, 100%], hold: 3650d}}}"
+    catalog = apply(with_models(), policy("p", night), workload("w", spec="  policy: p\n"), tenant("t"))
+    catalog = apply(catalog, tenant("t").replace("replicas: 1", "memory: 1048576TiB"))
+    older = with_older_text(catalog, DocumentKey("Policy", "p"), "3650d", "1e300d")
+    older = with_older_text(older, DocumentKey("Tenant", "t"), "1048576TiB", "1e290TiB")
+    assert older.intents == catalog.intents
+    assert older.quotas == catalog.quotas
+    stored, quota = older.documents[DocumentKey("Tenant", "t")], older.quotas["t"]
+    assert tenant_view(stored, quota, {}, Fleet({}), None).tenant_quota.memory == 2**60

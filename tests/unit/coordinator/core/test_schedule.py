@@ -1,6 +1,9 @@
 """What a workload asks for at a time, and which devices sleep meanwhile."""
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from harness.builders.agent_values import assignment
 from harness.builders.coordinator_core import START, device, fleet_of, intent, node, observation, profile, reading
@@ -77,6 +80,14 @@ def test_the_lead_is_what_waking_loading_and_taking_over_take() -> None:
     rule = scheduled_intent().migration
     assert lead_s(scheduled_intent(), fleet, {}) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
     assert lead_s(scheduled_intent(), fleet_of(node("b")), {}) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+
+
+@pytest.mark.parametrize("wake_s", [1e300, math.inf, math.nan])
+def test_a_lead_beyond_every_date_is_the_longest(wake_s: float) -> None:
+    """A node says how long its device takes to wake: it must not end the region's step."""
+    fleet = fleet_of(node("a", device(rest=replace(REST, wake_s=Seconds(wake_s)))))
+    lead = lead_s(scheduled_intent(), fleet, {})
+    assert effective_intent(scheduled_intent(), REGION, Wall(START), lead).weights == NIGHT  # which comes, and stays
 
 
 def test_placement_reads_what_holds() -> None:

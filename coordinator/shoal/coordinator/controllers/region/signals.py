@@ -18,7 +18,7 @@ from shoal.coordinator.core.signals.feed import check_value
 from shoal.coordinator.core.signals.model import Signal, SignalName, SignalOverride, SignalReading, SignalRule
 from shoal.coordinator.ports import Signals, StaleRevision
 from shoal.types.codes import Refusal, ShoalError
-from shoal.types.units import Elapsed, Seconds, parse_quantity
+from shoal.types.units import Elapsed, Seconds, parse_unbounded
 
 SIGNALS: Final = "signals/"
 POLL_S: Final = Seconds(1.0)
@@ -107,7 +107,7 @@ class SignalsController:
 
         Raises ShoalError(UNIT_MISSING | UNIT_WRONG | QUANTITY_INVALID | SIGNAL_INVALID | STORE_*).
         """
-        value = check_value(name, parse_quantity(text, name.dimension))
+        value = check_value(name, parse_unbounded(text, name.dimension))
         by_hand = SignalOverride(value, self._clock.wall(), actor)
         await self._store_override(
             name, by_hand, LogEvent("SIGNAL_SET", self._subject, f"{name} {name.show(value)}", actor)

@@ -14,7 +14,7 @@ from shoal.types.units import (
     POWER,
     Dimension,
     Seconds,
-    parse_quantity,
+    parse_unbounded,
     show_quantity,
 )
 from shoal.types.workload import Limits, Relaxation, Requirements
@@ -119,7 +119,7 @@ def round_up(value: float, dimension: Dimension, asked: float = 0.0) -> float:
     step = 10.0 ** (math.floor(math.log10(number)) - 1)
     rounded = value
     for more in range(3):
-        rounded = parse_quantity(f"{(math.ceil(number / step) + more) * step:.12g}{unit}", dimension)
+        rounded = parse_unbounded(f"{(math.ceil(number / step) + more) * step:.12g}{unit}", dimension)
         if rounded >= value:
             break
     return max(rounded, value)

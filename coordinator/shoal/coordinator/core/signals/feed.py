@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName, SignalReading
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.units import Wall, parse_quantity, show_quantity
+from shoal.types.units import Wall, parse_unbounded, show_quantity
 
 TIME_COLUMN = "at"
 VALUE_COLUMN = "value"
@@ -66,7 +66,7 @@ def _parse(name: SignalName, text: str, taken_at: Wall) -> Iterator[SignalReadin
                 raise ValueError(f"a row with more cells than the header has: {row[None]!r:.60}")
             yield _parse_row(name, row, None)
     else:
-        yield SignalReading(check_value(name, parse_quantity(text, name.dimension)), taken_at)
+        yield SignalReading(check_value(name, parse_unbounded(text, name.dimension)), taken_at)
 
 
 def _parse_row(name: SignalName, row: dict[str, Any], taken_at: Wall | None) -> SignalReading:
@@ -78,7 +78,7 @@ def _parse_row(name: SignalName, row: dict[str, Any], taken_at: Wall | None) -> 
     (column,) = columns
     text = f"{row[column]}" if column == VALUE_COLUMN else f"{row[column]} {column}"
     return SignalReading(
-        check_value(name, parse_quantity(text, name.dimension)), _parse_time(row.get(TIME_COLUMN), taken_at)
+        check_value(name, parse_unbounded(text, name.dimension)), _parse_time(row.get(TIME_COLUMN), taken_at)
     )
 
 

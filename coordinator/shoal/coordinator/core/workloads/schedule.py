@@ -16,7 +16,7 @@ from shoal.policies.cel import Expression
 from shoal.types.assignment import Measured
 from shoal.types.codes import ShoalError
 from shoal.types.offer import Demand
-from shoal.types.units import PerSecond, Seconds, Wall
+from shoal.types.units import DURATION, PerSecond, Seconds, Wall
 from shoal.types.workload import DeclaredValues, Intent, Traffic, Weights
 
 ROUTE_PROPAGATION_S: Final = Seconds(2.0)
@@ -27,6 +27,8 @@ LOAD_S: Final = Seconds(10.0)
 """Time for loading and warming up if it was never measured."""
 _NOW: Final = re.compile(r"\bnow\b")
 """The variable of a selector that changes by itself."""
+LONGEST_LEAD_S: Final = Seconds(DURATION.most)
+"""Nobody looks further ahead, whatever nodes and documents say of their times: `now` must stay a date."""
 PEAK_CHECKS: Final = 4
 """Number of times between now and `lead_s` later at which a peak is looked for."""
 
@@ -37,7 +39,8 @@ def effective_intent(intent: Intent, region: RegionFacts, wall: Wall, lead: Seco
     not move automatically has room for its peaks at all times."""
     if not is_time_dependent(intent):
         return intent
-    moments = tuple(Wall(wall + lead * step / PEAK_CHECKS) for step in range(PEAK_CHECKS + 1))
+    ahead = min(LONGEST_LEAD_S, lead)  # in this order, the longest where a node's time is no number
+    moments = tuple(Wall(wall + ahead * step / PEAK_CHECKS) for step in range(PEAK_CHECKS + 1))
     weights = _weights(intent, region, moments[-1])
     moves = intent.migration.automatic
     traffic = tuple(_traffic(each, region, moments, always=not moves) for each in intent.traffic)
