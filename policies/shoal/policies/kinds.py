@@ -422,9 +422,9 @@ Forever = Annotated[
 ]
 
 
-Heartbeat = Annotated[Seconds, Unit(DURATION, least=0.1)]
-"""One workload's counts for all nodes of its region, so it is bounded by what a coordinator reads: one core the reports
-of 4,000 agents a second on gRPC (docs/benchmarks.md), so those of 400 nodes at the least heartbeat."""
+Heartbeat = Annotated[Seconds, Unit(DURATION, least=0.2)]
+"""One workload's counts for all nodes of its region. A coordinator that looks at its nodes less often than every three
+heartbeats takes itself for paused, and loses nobody: it looks every 0.25 s, and later under load."""
 LossTime = Annotated[Seconds, Unit(DURATION, least=1.0)]
 """One workload's counts for all nodes of its region: below a second, healthy nodes behind slow links would be lost."""
 

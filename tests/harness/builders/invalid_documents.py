@@ -110,7 +110,7 @@ MISTAKES: Final = [
     ("wrong unit", policy("  limits: {energy: §2 W}\n"), Code.UNIT_WRONG, "2.0 J/inference"),
     ("no quantity", policy("  partition: {serve: §for ever}\n"), Code.QUANTITY_INVALID, "20ms"),
     ("negative", policy("  limits: {cost: §-1 USD/h}\n"), Code.QUANTITY_INVALID, "1.50 USD/h"),
-    ("a heartbeat too short", policy("  partition: {heartbeat: §1ms}\n"), Code.QUANTITY_INVALID, "raise it"),
+    ("a heartbeat too short", policy("  partition: {heartbeat: §100ms}\n"), Code.QUANTITY_INVALID, "raise it"),
     ("lost too soon", policy("  partition: {lost_after: §200ms}\n"), Code.QUANTITY_INVALID, "raise it"),
     ("longer than every date", policy("  scale: {to_zero_after: §4000000d}\n"), Code.QUANTITY_INVALID, "lower it"),
     ("mapping as quantity", policy("  require: {latency: {p95: §{a: 1}}}\n"), Code.QUANTITY_INVALID, "20ms"),

@@ -291,10 +291,10 @@ def with_older_text(catalog: Catalog, key: DocumentKey, now: str, before: str) -
 
 def test_a_stored_policy_that_is_too_short_for_a_heartbeat_counts_as_the_least() -> None:
     """The shortest of all policies counts for all nodes: a millisecond of one would lose them all."""
-    short = "{partition: {heartbeat: 100ms, lost_after: 1s}}"
+    short = "{partition: {heartbeat: 200ms, lost_after: 1s}}"
     catalog = apply(with_models(), policy("p", short), workload("w", spec="  policy: p\n"))
     key = DocumentKey("Policy", "p")
-    older = with_older_text(with_older_text(catalog, key, '"100ms"', '"1ms"'), key, '"1s"', '"2ms"')
+    older = with_older_text(with_older_text(catalog, key, '"200ms"', '"1ms"'), key, '"1s"', '"2ms"')
     assert '"heartbeat":"1ms","lost_after":"2ms"' in older.documents[key].text
     assert LivenessRules().timing(older.intents) == LivenessRules().timing(catalog.intents)
     assert proposal(older, policy("p", "{partition: {heartbeat: 1ms}}")).problems
