@@ -2,8 +2,9 @@
 that is stored and diffed."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Final
@@ -35,6 +36,12 @@ MAX_TOTAL_NODES: Final = 200_000
 """Limit of the values of all texts that are read at once: some thousands of documents."""
 MAX_PROBLEMS: Final = 100
 """Limit for each sort of problem in one document: enough to work on, and it bounds the work on hostile text."""
+MAX_SHOWN: Final = 100
+"""Limit of the problems that a region finds in all texts of one call."""
+MAX_SHOWN_LENGTH: Final = 2**19
+"""Characters of these, of four bytes at most: a reply of a region has up to 4 MiB (`shoal.wire.limits`)."""
+MAX_NAMES: Final = 8
+"""Names that a refusal lists of what there is."""
 
 
 _TOO_MANY_NODES: Final = Refusal(
@@ -42,6 +49,14 @@ _TOO_MANY_NODES: Final = Refusal(
     f"more than {MAX_TOTAL_NODES} values in all texts",
     f"at most {MAX_TOTAL_NODES} at once",
     "apply fewer documents at a time",
+)
+
+
+_TOO_MANY_PROBLEMS: Final = Refusal(
+    Code.YAML_TOO_LARGE,
+    "more problems than are listed",
+    f"at most {MAX_SHOWN} at once",
+    "correct those before this one, then the others are listed",
 )
 
 
@@ -131,18 +146,20 @@ def reference_problems(
         return
     tenant, name = document.value.metadata.tenant, document.value.spec.policy
     if tenant not in tenants:
+        known = sorted(tenants)
+        near = nearest_name(tenant, known)
         refusal = Refusal(
             Code.TENANT_UNKNOWN,
             f"tenant {tenant}",
-            f"one of {', '.join(sorted(tenants))}",
-            _nearest(tenant, sorted(tenants)) + " Or apply a Tenant of that name",
+            f"one of {some_names(tenant, known)}",
+            f"did you mean {near}? Or apply a Tenant of that name" if near else "apply a Tenant of that name",
         )
         yield document.problem(("metadata", "tenant"), refusal)
     if name is not None and name not in policies:
         refusal = Refusal(
             Code.POLICY_UNKNOWN,
             f"policy {name}",
-            f"one of {', '.join(sorted(policies))}" if policies else "an applied policy; there is none yet",
+            f"one of {some_names(name, sorted(policies))}" if policies else "an applied policy; there is none yet",
             "apply the policy with it or before it",
         )
         yield document.problem(("spec", "policy"), refusal)
@@ -150,6 +167,39 @@ def reference_problems(
     if policy is not None:
         for path, refusal in check_with_policy(document.value, policy):
             yield document.problem(path, refusal)
+
+
+def bounded_problems(found: Iterable[Problem]) -> Iterator[Problem]:
+    """The first of the problems, as many as a reply holds, and one that says so where there are more. Of the others
+    none is looked for."""
+    length = 0
+    for number, problem in enumerate(found):
+        length += len(str(problem))
+        if number == MAX_SHOWN or length > MAX_SHOWN_LENGTH:
+            yield replace(problem, document=f"{problem.document:.256}", refusal=_TOO_MANY_PROBLEMS)
+            return
+        yield problem
+
+
+def some_names(word: str, known: Sequence[str]) -> str:
+    """Names of `known`, which is in order: all of a few, else those around the place of `word`, and how many more."""
+    around = _names_around(word, known, MAX_NAMES)
+    more = len(known) - len(around)
+    return ", ".join(around) + (f" and {more} more" if more else "")
+
+
+def nearest_name(word: str, known: Sequence[str]) -> str | None:
+    """The name that was probably meant, of those around the place of `word` in `known`, which is in order: names that
+    differ at their beginning alone would take a look at each."""
+    return next(iter(get_close_matches(word[:64], _names_around(word, known, _COMPARED), 1)), None)
+
+
+_COMPARED: Final = 256
+
+
+def _names_around(word: str, known: Sequence[str], count: int) -> Sequence[str]:
+    first = max(0, min(bisect_left(known, word) - count // 2, len(known) - count))
+    return known[first : first + count]
 
 
 def name_of(value: Kind) -> str:

@@ -17,8 +17,9 @@ from shoal.coordinator.core.catalog.model import Catalog, DocumentKey, ModelReco
 from shoal.coordinator.core.catalog.propose import DocumentProposal, propose, without_document
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
-from shoal.policies import Problem, cross_check, documents, load
+from shoal.policies import Problem, bounded_problems, cross_check, documents, load, some_names
 from shoal.policies import parse as yaml
+from shoal.policies.documents import MAX_NAMES, MAX_SHOWN
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import PackRef
 from shoal.types.signature import PublisherKey, VerifiedSignature
@@ -312,3 +313,48 @@ def test_a_stored_quantity_beyond_all_bounds_counts_as_the_greatest() -> None:
     assert older.quotas == catalog.quotas
     stored, quota = older.documents[DocumentKey("Tenant", "t")], older.quotas["t"]
     assert tenant_view(stored, quota, {}, Fleet({}), None).tenant_quota.memory == 2**60
+
+
+def test_problems_are_as_many_and_as_long_as_a_reply_holds() -> None:
+    """Whoever applies workloads before their policies hears of that, and not of a reply that is too long."""
+    names = [f"p-{number:04}" for number in range(2000)]
+    stored = {
+        DocumentKey("Policy", name): StoredDocument("Policy", name, policy_text(name), 1, WALL, "ops") for name in names
+    }
+    catalog = replace(with_models(), documents=stored)
+    texts = "---\n".join(workload(f"w-{number}", "shop", f"  policy: q-{number}\n") for number in range(150))
+    problems = proposal(catalog, texts).problems
+    assert len(problems) == MAX_SHOWN + 1
+    unknown = next(each for each in problems if each.refusal.code == Code.POLICY_UNKNOWN)
+    assert unknown.refusal.asked == f"one of {', '.join(names[-8:])} and 1992 more"
+    assert (problems[-1].refusal.code, problems[-1].refusal.asked) == (Code.YAML_TOO_LARGE, "at most 100 at once")
+    assert max(len(str(each)) for each in problems) < 500
+    unpushed = [f"ocr{number}" for number in range(150)]
+    found = proposal(catalog, "---\n".join(workload(f"v-{name}", source=name) for name in unpushed)).problems
+    assert len(found) == MAX_SHOWN + 1
+    assert "did you mean ocr?" in found[0].refusal.remedy
+    near = policy("x", "{priority: 1}") + "---\n" + workload("w", spec="  policy: p-0500a\n")
+    (problem,) = proposal(catalog, near).problems
+    assert problem.refusal.asked == f"one of {', '.join(names[497:505])} and 1993 more"
+
+
+def policy_text(name: str) -> str:
+    return f'{{"apiVersion":"shoal/v1","kind":"Policy","metadata":{{"name":"{name}"}},"spec":{{"priority":1}}}}'
+
+
+@given(st.lists(st.text("ab-", min_size=1, max_size=6), unique=True, max_size=40).map(sorted), st.text("ab-"))
+def test_of_many_names_a_few_are_shown_and_the_others_counted(names: list[str], word: str) -> None:
+    shown, _, more = some_names(word, names).partition(" and ")
+    listed = shown.split(", ") if shown else []
+    assert len(listed) == min(len(names), MAX_NAMES)
+    assert len(listed) + int(more.split()[0] if more else 0) == len(names)
+    assert set(listed) <= set(names)
+    assert word not in names or word in listed
+
+
+def test_a_text_of_many_problems_names_them_all_within_the_bound() -> None:
+    long = "x" * 300_000
+    problem = Problem(long, 1, 1, Refusal(Code.YAML_INVALID, "a", "b", "c"))
+    found = list(bounded_problems([problem] * 5))
+    assert [each.refusal.code for each in found] == [Code.YAML_INVALID, Code.YAML_TOO_LARGE]
+    assert len(found[-1].document) == 256

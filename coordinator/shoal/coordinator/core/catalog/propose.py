@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from itertools import chain
 
 from shoal.coordinator.core.catalog.checks import no_reference
 from shoal.coordinator.core.catalog.differences import DocumentChange, differences, lines
@@ -17,10 +17,14 @@ from shoal.policies import (
     Problem,
     Tenant,
     Workload,
+    bounded_problems,
     canonical_text,
     load,
+    nearest_name,
     reference_problems,
+    some_names,
 )
+from shoal.policies.documents import MAX_SHOWN
 from shoal.policies.kinds import StateTensors
 from shoal.policies.resolve import push_command
 from shoal.types.agreement import GUEST_TENANT
@@ -58,16 +62,19 @@ def propose(
     """Merges documents into the catalog. Only `texts` are parsed: stored documents keep what they were parsed to.
 
     digests: model source as written -> digest of what was pushed for it. back: the documents come from a rollback.
+    Problems are found and listed up to `shoal.policies.documents.MAX_SHOWN`.
     """
     loaded = load(texts)
     given = {DocumentKey(document.kind, document.name): document for document in loaded.documents}
     suspects = tuple(_suspects(catalog, given))
     problems = [*loaded.problems]
     if not problems:
-        problems += _cross_problems(catalog, given, suspects)
+        problems += bounded_problems(_cross_problems(catalog, given, suspects))
     changed = dict[DocumentKey, StoredDocument]()
     changes = []
     for key, document in given.items():
+        if len(problems) > MAX_SHOWN:  # nothing may be applied, and no more of them is shown
+            break
         if key.kind == "Region" and key.name != region:
             refusal = Refusal(Code.REGION_MISMATCH, f"region {key.name}", f"region {region}", "apply it to that region")
             problems.append(document.problem(("metadata", "name"), refusal))
@@ -96,8 +103,8 @@ def propose(
         problems += [
             problem for document in (*given.values(), *suspects) for problem in _policy_problems(proposed, document)
         ]
-    problems += _publisher_problems(tuple(given.values()), publisher_keys(proposed.region(region)))
-    return DocumentProposal(proposed, tuple(changes), tuple(problems))
+    unsigned = _publisher_problems(tuple(given.values()), publisher_keys(proposed.region(region)))
+    return DocumentProposal(proposed, tuple(changes), tuple(bounded_problems(chain(problems, unsigned))))
 
 
 def _suspects(catalog: Catalog, given: Mapping[DocumentKey, Document]) -> Iterator[Document]:
@@ -148,7 +155,7 @@ def without_document(catalog: Catalog, key: DocumentKey) -> Catalog:
     ]
     if users:
         raise ShoalError(
-            Refusal(Code.IN_USE, f"{key.kind} {key.name} is used by {', '.join(users)}", "one that nothing uses",
+            Refusal(Code.IN_USE, f"{key.kind} {key.name} is used by {some_names('', users)}", "one that nothing uses",
                     f"delete {'that workload' if len(users) == 1 else 'those workloads'} first")
         )  # fmt: skip
     return catalog.with_documents({}, [key])
@@ -173,13 +180,12 @@ def _pin(
     for source, path in places:
         digest = catalog.digest_of(digests.get(source, source))
         if digest is None:
-            names = (name for each in catalog.models.values() for name in each.names)
-            near = "".join(f"did you mean {name}? Else " for name in get_close_matches(source[:64], names, 1))
+            near = nearest_name(source, sorted({name for each in catalog.models.values() for name in each.names}))
             refusal = Refusal(
                 Code.MODEL_UNKNOWN,
                 f"no model {source!r:.120}",
                 "the name or digest of a pushed model",
-                f"{near}push it first: {push_command(source)}",
+                f"{f'did you mean {near}? Else ' if near else ''}push it first: {push_command(source)}",
             )
             missing.append(document.problem(path, refusal))
             continue
@@ -245,7 +251,7 @@ def _publisher_problems(documents: Sequence[Document], keys: Mapping[str, Truste
                         Refusal(
                             Code.PUBLISHER_UNKNOWN,
                             f"key {name}",
-                            f"one of {', '.join(sorted(keys))}" if keys else "a declared key; there is none yet",
+                            f"one of {some_names(name, sorted(keys))}" if keys else "a declared key; there is none yet",
                             "declare it under spec.keys of the Region, with this document or before it",
                         ),
                     )
