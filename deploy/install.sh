@@ -13,7 +13,7 @@ usage() {
 usage: install.sh --enrol HOST:PORT --token-file FILE [option ..]   this machine joins a region as a node
        install.sh --part coordinator --set SHOAL_REGION=NAME ..     this machine runs a region's coordinator
        install.sh --upgrade [--wheels DIR]                          another release; settings stay
-       install.sh --rollback                                        the release before
+       install.sh --rollback                                        the last release before it that served
        install.sh --uninstall [--purge]
 
   --part agent|coordinator  what this is about [default: agent]
@@ -260,20 +260,25 @@ make_release() {
         refuse RUNTIME_FAILED "$program does not start" "a release that runs" "run it by hand: $release/bin/$program run --help"
     [ -n "$dry" ] || say "$extras" >"$release/.extras"
     unfinished=""
-    choose "$release"
+    choose "$release" new
 }
 
-choose() { # RELEASE: current from now on; the one before is kept, older ones go
+choose() { # RELEASE [new]: current from now on. The last one before it that served is kept, all others go
     before=$(readlink $home/current || :)
-    if [ -n "$before" ] && [ "$before" != "$1" ]; then
+    kept=$(readlink $home/previous || :)
+    if [ -n "$before" ] && [ "$before" != "$1" ] && [ ! -e "$before/.unproven" ]; then
+        kept=$before
         run ln -sfn "$before" $home/previous
+    fi
+    if [ -n "${2:-}" ] && [ -n "$has_systemd" ] && [ -n "$start" ]; then
+        run touch "$1/.unproven" # until it serves (start_unit)
     fi
     changed=yes
     run ln -sfn "$1" $home/current.new
     run mv -fT $home/current.new $home/current
     for each in $home/releases/*; do
         case $each in
-        "$1" | "$before" | "$home/releases/*") ;;
+        "$1" | "$kept" | "$home/releases/*") ;;
         *) run rm -rf "$each" ;;
         esac
     done
@@ -371,7 +376,7 @@ start_unit() { # again, where something changed
         fi
         sleep 0.2
     done
-    rm -f $state/token # one use, and used
+    rm -f $state/token $home/current/.unproven # one use, and used; and it serves
 }
 
 serves() {

@@ -162,10 +162,77 @@ def test_python_is_looked_at_and_not_only_found(tmp_path: Path) -> None:
     assert "apt-get install python3-venv" in install(*JOINS, "--python", str(bare), facts=tmp_path).stderr
 
 
+def function_of_script(name: str) -> str:
+    found = re.search(rf"^{name}\(\) \{{.*?^\}}", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+STUBS: Final = """
+dry= start=yes has_systemd=yes changed= unit=agent.service program=agent state=$home
+run() { "$@"; }
+say() { :; }
+refuse() { exit 1; }
+systemctl() { :; }
+journalctl() { :; }
+sleep() { :; }
+serves() { [ -e "$home/current/good" ]; }
+"""
+
+
+def releases_after(home: Path, *steps: str) -> tuple[str, str, set[str]]:
+    """(current, previous, what is kept) after releases were made, of which only those named good.. serve; `back` is a
+    rollback."""
+    functions = "\n".join(map(function_of_script, ("choose", "start_unit", "rollback")))
+    for step in steps:
+        act = "rollback"
+        if step != "back":
+            (home / "releases" / step).mkdir(parents=True)
+            if step.startswith("good"):
+                (home / "releases" / step / "good").touch()
+            act = f"choose $home/releases/{step} new; start_unit"
+        script = f"home={home}\n{STUBS}\n{functions}\n{act}"
+        done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=False, timeout=60)
+        serves = (home / "current" / "good").exists()
+        assert done.returncode == (0 if serves else 1), done.stderr
+    previous = home / "previous"
+    return (
+        (home / "current").readlink().name,
+        previous.readlink().name if previous.is_symlink() else "",
+        {each.name for each in (home / "releases").iterdir()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        (("good1",), ("good1", "", {"good1"})),
+        (("good1", "good2", "good3"), ("good3", "good2", {"good2", "good3"})),
+        (("good1", "bad1"), ("bad1", "good1", {"good1", "bad1"})),
+        (("good1", "bad1", "bad2", "bad3"), ("bad3", "good1", {"good1", "bad3"})),
+        (("good1", "bad1", "bad2", "back"), ("good1", "good1", {"good1"})),
+        (("good1", "bad1", "good2"), ("good2", "good1", {"good1", "good2"})),
+        (("good1", "good2", "back"), ("good1", "good2", {"good1", "good2"})),
+        (("good1", "good2", "back", "back"), ("good2", "good1", {"good1", "good2"})),
+    ],
+)
+def test_the_last_release_that_served_is_kept(
+    tmp_path: Path, steps: tuple[str, ...], left: tuple[str, str, set[str]]
+) -> None:
+    """An upgrade that fails and is tried again leaves the way back."""
+    assert releases_after(tmp_path, *steps) == left
+
+
+def test_a_release_that_an_older_script_left_counts_as_served(tmp_path: Path) -> None:
+    old = tmp_path / "releases" / "old"
+    old.mkdir(parents=True)
+    (tmp_path / "current").symlink_to(old)
+    assert releases_after(tmp_path, "bad1", "bad2") == ("bad2", "old", {"old", "bad2"})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
 def test_root_follows_no_link_that_the_services_user_left() -> None:
-    found = re.search(r"^write_token\(\) \{.*?^\}", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None
+    function = function_of_script("write_token")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -174,7 +241,7 @@ def test_root_follows_no_link_that_the_services_user_left() -> None:
         victim.write_text("of root")
         (state / "token.new").symlink_to(victim)
         shutil.chown(state, "nobody")
-        script = f"dry= token=- state={state}\nrun() {{ :; }}\n{found[0]}\nwrite_token"
+        script = f"dry= token=- state={state}\nrun() {{ :; }}\n{function}\nwrite_token"
         for user in ("-u shoal", "shoal:shoal"):
             script = script.replace(user, user.replace("shoal", "nobody"))
         subprocess.run(["sh", "-euc", script], input="secret", text=True, check=False, timeout=30)
