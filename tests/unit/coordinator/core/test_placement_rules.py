@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import CoreRegion, device, fleet_of, inputs, intent, node
 from shoal.coordinator.core.migration.model import Cause
+from shoal.coordinator.core.placement.allocations import MOST_EXACT, busy_share
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import PlacementPlan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.types.codes import Code
 from shoal.types.device import Node
 from shoal.types.migration import MigrationRule
-from shoal.types.workload import Spread
+from shoal.types.units import PerSecond
+from shoal.types.workload import Spread, Traffic
 
 PREFER = ('device.kind == "npu"', 'device.kind == "gpu"')
 AUTOMATIC = MigrationRule(automatic=True)
@@ -151,3 +154,16 @@ def test_together_workloads_take_as_many_preferred_places_as_there_are(
     spread = only(place(inputs(fleet, intent(prefer=PREFER, replicas=workloads, spread=Spread.NODE))))
     taken = sorted(order[kinds[names.index(target.node)]] for target in spread.targets)
     assert taken == sorted(order[kind] for kind in kinds)[:workloads]
+
+
+def test_traffic_beyond_every_device_leaves_its_neighbours_share_as_it_is() -> None:
+    """Sums of shares are kept from step to step: what comes and goes again must leave what was there."""
+    scope = Scope(inputs(fleet_of(node("a", device())), intent()))
+    ((state, on),) = scope.devices
+    option = scope.option(intent(), intent().models[0], state, on)
+    small, absurd = (
+        busy_share(scope, intent(traffic=(Traffic("x", PerSecond(rate), PerSecond(rate)),)), option, 1)
+        for rate in (3.0, 1e30)
+    )
+    assert 0 < small < 1 < absurd == MOST_EXACT
+    assert small + absurd - absurd == small

@@ -316,12 +316,13 @@ def _shared_memory(scope: Scope) -> Iterator[tuple[Slot, Bytes]]:
 
 
 def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> float:
-    """Share of a device's time that one replica's declared traffic takes; 0 without declared traffic (guide, eq. 9)."""
+    """Share of a device's time that one replica's declared traffic takes; 0 without declared traffic (guide, eq. 9).
+    It is at most MOST_EXACT, which no device has: a greater one would swallow others' in a sum."""
     if option.prediction is None:
         return 0.0
     rate = scope.replica_rate(intent, replicas)
     busy = rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
-    return round(busy * EXACT) / EXACT if busy < MOST_EXACT else busy
+    return busy if math.isnan(busy) else round(min(busy, MOST_EXACT) * EXACT) / EXACT
 
 
 def memory_requirement(option: Option) -> Bytes:
