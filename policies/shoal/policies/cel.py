@@ -30,6 +30,8 @@ MAX_ITEMS: Final = 256
 MAX_TEXT: Final = 1024
 MAX_PATTERN: Final = 128
 MAX_REPEAT: Final = 32
+MAX_ZONE: Final = 64
+"""Characters of a time zone's name, of which the longest has half as many."""
 MAX_FOUND: Final = 512
 """Characters of what a refusal says was found. A region keeps one refusal for each device that differs."""
 MAX_WORK: Final = 200_000
@@ -242,7 +244,20 @@ def _environment() -> Any:
 
 def _hour(moment: datetime, zone: str) -> int:
     """Hour of the day, 0 to 23, in local time of that zone."""
-    return moment.astimezone(ZoneInfo(zone)).hour
+    found = _zone(zone)
+    if found is None:
+        raise ValueError(f"no zone {zone!r:.80} of the tz database")
+    return moment.astimezone(found).hour
+
+
+@lru_cache(maxsize=4 * MAX_ITEMS)
+def _zone(name: str) -> ZoneInfo | None:
+    """None: there is none of that name, which is remembered too, because it takes a search in the file system. Raises
+    OSError where that fails, as without a free file descriptor."""
+    try:
+        return ZoneInfo(name) if len(name) <= MAX_ZONE else None
+    except (KeyError, ValueError, IsADirectoryError, PermissionError):  # unknown; no name at all; a folder of zones
+        return None
 
 
 def _entries_of(value: Mapping[str, object], entries: Iterable[str]) -> object:
