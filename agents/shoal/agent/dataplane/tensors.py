@@ -304,11 +304,16 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     value = document.get(key, "")
     if not isinstance(value, str):
         raise invalid(f"{key} {value!r:.80}", "a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise invalid(f"{key} with half a surrogate pair", "Unicode text") from error
+    _check_text(value, key)
     return value
+
+
+def _check_text(text: str, of: str) -> None:
+    """Messages have no half of a surrogate pair, which JSON's escapes may spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"{of:.80} with half a surrogate pair", "Unicode text") from error
 
 
 def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -346,6 +351,7 @@ def put_parameters(into: Any, parameters: Mapping[str, Any], *, leave_out: str) 
     for name, value in parameters.items():
         if name == leave_out:
             continue
+        _check_text(name, "a parameter's name")
         match value:
             case bool():
                 into[name].bool_param = value

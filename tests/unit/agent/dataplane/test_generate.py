@@ -86,6 +86,7 @@ def test_values_become_inputs_of_the_models_type_and_shape_and_the_rest_paramete
         ({"other": [1, 2]}, "parameter 'other'"),
         ({"id": 7}, "id 7"),
         ({"text_input": "\ud800"}, "input 'text_input'"),
+        ({"\ud800": 1}, "a parameter's name with half a surrogate pair"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(document: Any, found: str) -> None:
