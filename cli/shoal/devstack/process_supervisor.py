@@ -201,46 +201,63 @@ class ProcessSupervisor:
         await asyncio.wait({waited, program.task}, timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         waited.cancel()
         if not program.ready_event.is_set():
-            log = self._folder / "logs" / f"{name}.log"
+            log = self._log(program)
             raise ShoalError(
                 Refusal(Code.INTERNAL, f"{name} did not start: {last_line(log)}", "a ready line", f"read {log}")
             )
         return program.ready
 
     async def _run_and_restart(self, program: SupervisedProgram) -> None:
-        name = program.member.name
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+        """Until it is to be restarted no more. What cannot be started at all, and never could, is given up; `_start`
+        says so."""
         while not (program.no_restart or self._stopping.is_set()):
-            command = self.command(program.member)
-            if self._starter is not None:
-                command = temporary_command(command)
-            with (self._folder / "logs" / f"{name}.log").open("ab") as log:
-                # Its own session, so that a terminal's ^C reaches the waiting command but not the federation.
-                program.process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                )
-            program.start_count += 1
-            if program.no_restart or self._stopping.is_set():  # since it was being made, when nobody could signal it
-                program.process.kill()
-            if "fill" in self._active_faults[name]:
-                _limit_file_size([program.process.pid], FULL_DISK_FILE_BYTES)
-            if program.member.role in _ROLES_WITHOUT_READY_LINE:
-                await self._wait_listening(program)
-            assert program.process.stdout is not None
-            async for line in program.process.stdout:
-                with contextlib.suppress(ValueError):
-                    found = json.loads(line)
-                    if isinstance(found, dict):
-                        program.ready = found
-                        program.ready_event.set()
-            await program.process.wait()
+            try:
+                await self._run_once(program)
+            except (OSError, ShoalError, ValueError) as error:  # ValueError: a line of output that never ends
+                with contextlib.suppress(OSError), self._log(program).open("a") as log:
+                    log.write(f"{error}\n")
+                if program.process is not None and program.process.returncode is None:
+                    program.process.kill()
+                    await program.process.wait()
+                if not program.ready_event.is_set():
+                    return
             if not (program.no_restart or self._stopping.is_set()):
                 await asyncio.sleep(RESTART_AFTER_S)
+
+    async def _run_once(self, program: SupervisedProgram) -> None:
+        """Raises OSError, ShoalError, ValueError."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+        command = self.command(program.member)
+        if self._starter is not None:
+            command = temporary_command(command)
+        with self._log(program).open("ab") as log:
+            # Its own session, so that a terminal's ^C reaches the waiting command but not the federation.
+            program.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        program.start_count += 1
+        if program.no_restart or self._stopping.is_set():  # since it was being made, when nobody could signal it
+            program.process.kill()
+        if "fill" in self._active_faults[program.member.name]:
+            _limit_file_size([program.process.pid], FULL_DISK_FILE_BYTES)
+        if program.member.role in _ROLES_WITHOUT_READY_LINE:
+            await self._wait_listening(program)
+        assert program.process.stdout is not None
+        async for line in program.process.stdout:
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    program.ready = found
+                    program.ready_event.set()
+        await program.process.wait()
+
+    def _log(self, program: SupervisedProgram) -> Path:
+        return self._folder / "logs" / f"{program.member.name}.log"
 
     async def _wait_listening(self, program: SupervisedProgram) -> None:
         """Wait for a program that prints no ready line."""
@@ -453,7 +470,7 @@ class ProcessSupervisor:
         _signal_all(left, signal.SIGKILL)
         _signal_all(self.processes(program), signal.SIGKILL)
         if program.task is not None:
-            await program.task
+            await asyncio.gather(program.task, return_exceptions=True)  # whatever became of it, others are stopped too
 
     async def _stop_all(self) -> None:
         # Agents first, so that none reports the end of its peers as a loss.

@@ -478,6 +478,40 @@ async def test_a_member_that_starts_while_all_end_is_ended_too(tmp_path: Path, m
     assert [each.returncode for each in made] == [-signal.SIGKILL] * 2, "the relays, and the member"
 
 
+class FragileSupervisor(ProcessSupervisor):
+    """The program of `plain-cpu` can be taken away."""
+
+    def command(self, member: StackMember) -> list[str]:
+        program = self._folder / "program"
+        return [str(program) if member.name == "plain-cpu" else "/bin/sh", "-c", 'echo "{}"; exec sleep 300']
+
+
+async def test_a_program_that_is_absent_for_a_while_is_started_then_and_keeps_no_other_up(tmp_path: Path) -> None:
+    """As while its environment is upgraded."""
+    control = stopped_stack(tmp_path / "dev", Contexts(tmp_path / "home"))
+    program = control.folder / "program"
+    program.symlink_to("/bin/sh")
+    supervisor = FragileSupervisor(control.folder, layout.load(control.folder))
+    running = asyncio.create_task(supervisor.run())
+    await until((control.folder / process_supervisor.SOCKET).exists, 30.0, "the supervisor to listen")
+    for name in ("gateway", "plain-cpu"):
+        await asyncio.to_thread(control.ask, {"op": "start", "name": name})
+    fragile, log = supervisor._programs["plain-cpu"], control.folder / "logs/plain-cpu.log"
+    program.unlink()
+    assert fragile.process is not None
+    fragile.process.kill()
+    await until(lambda: "No such file" in log.read_text(), 30.0, "a start in vain")
+    program.symlink_to("/bin/sh")
+    await until(lambda: fragile.start_count == 2, 30.0, "another start")
+    program.unlink()
+    fragile.process.kill()
+    await until(lambda: log.read_text().count("No such file") > 1, 30.0, "a start in vain")
+    await asyncio.to_thread(control.down)
+    await asyncio.wait_for(running, 30.0)
+    left = [each.process.returncode for each in supervisor._programs.values() if each.process is not None]
+    assert None not in left
+
+
 def test_a_kept_demo_spares_regions_that_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Control, "running", lambda control: True)
     done = CliRunner().invoke(shoal, ["demo", "--keep", "--data-dir", str(tmp_path)])
