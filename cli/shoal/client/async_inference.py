@@ -1,8 +1,9 @@
 """Inference through a gateway over gRPC, for programs on asyncio: many requests at once over one connection."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
-from contextlib import suppress
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -45,6 +46,7 @@ class AsyncInferenceClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self._tenant = context.tenant
+        self._name = secrets.token_hex(4)
         self._channel = GrpcChannel(
             address,
             self._address.host,
@@ -100,15 +102,14 @@ class AsyncInferenceClient:
         """Answers of one stream, in the order of its requests, of which up to AHEAD are sent before their turn.
 
         timeout_s: for each answer, from the one before it; by default the client's. Nothing is repeated. Raises
-        ShoalError at the first request that is refused; the stream ends with it. Close the iterator
-        (`contextlib.aclosing`) where it is left early.
+        ShoalError at the first request that is refused, and where the server ends the stream before its last answer.
+        Close the iterator (`contextlib.aclosing`) where it is left early: a generator of requests is closed with it.
         """
         try:
             call = await self._channel.stream(f"{_SERVICE}/ModelStreamInfer", ((_TENANT_KEY, self._tenant),))
         except (CallError, ChannelClosed) as error:
             raise ShoalError(self._failed(error).refusal) from error
-        messages = (encode_request(model, each, datatypes, parameters) async for each in _each(requests))
-        stream = _RequestStream(call, messages)
+        stream = _RequestStream(call, _messages(model, requests, datatypes, parameters))
         try:
             while (answer := await self._next_answer(stream, timeout_s or self._timeout_s)) is not None:
                 yield answer
@@ -126,7 +127,10 @@ class AsyncInferenceClient:
             found = f"no answer of the stream for {timeout_s:g}s"
             raise refuse(Code.DEADLINE_EXCEEDED, found, "an answer", "allow more time") from error
         if message is None:
-            return None
+            if stream.is_complete:
+                return None
+            found = f"gateway {self._address} ended the stream after {stream.answered} of {stream.sent} answers"
+            raise refuse(Code.REPLICA_UNREACHABLE, found, "an answer to each request", "send the others again")
         answer = decode_stream_response(message)
         if isinstance(answer, str):
             raise ShoalError(_refusal_of_words(answer))
@@ -145,7 +149,9 @@ class AsyncInferenceClient:
                 return await self._channel.unary(f"{_SERVICE}/{method}", message, max(0.0, end - loop.time()), said)
             except (CallError, ChannelClosed) as error:
                 failed = self._failed(error)
-                wait_s = retry_delay_s(failed, attempt, self._retries, end - loop.time(), is_step=is_step)
+                wait_s = retry_delay_s(
+                    failed, attempt, self._retries, end - loop.time(), is_step=is_step, client=self._name
+                )
                 if wait_s is None or isinstance(error, ChannelClosed):
                     raise ShoalError(failed.refusal) from error
             attempt += 1
@@ -165,8 +171,11 @@ class AsyncInferenceClient:
 class _RequestStream:
     """Sends requests while their answers are read."""
 
-    def __init__(self, call: ClientCall, messages: AsyncIterator[bytes]) -> None:
+    def __init__(self, call: ClientCall, messages: AsyncGenerator[bytes]) -> None:
         self._call = call
+        # Requests that were given to the call, and those that were answered.
+        self.sent = self.answered = 0
+        self._is_last_sent = False
         self._room = asyncio.Semaphore(AHEAD)
         self._failure: BaseException | None = None
         self._sender = asyncio.create_task(self._send(messages), name="inference-stream")
@@ -179,8 +188,15 @@ class _RequestStream:
             if self._failure is not None:
                 raise self._failure from None
             raise
+        if message is not None:
+            self.answered += 1
         self._room.release()
         return message
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each request has its answer, and there will be no other."""
+        return self._is_last_sent and self.answered == self.sent
 
     async def close(self) -> None:
         self._sender.cancel()
@@ -189,11 +205,14 @@ class _RequestStream:
         with suppress(asyncio.CancelledError):
             await self._sender
 
-    async def _send(self, messages: AsyncIterator[bytes]) -> None:
+    async def _send(self, messages: AsyncGenerator[bytes]) -> None:
         try:
-            async for message in messages:
-                await self._room.acquire()
-                await self._call.write(message)
+            async with aclosing(messages):
+                async for message in messages:
+                    await self._room.acquire()
+                    self.sent += 1
+                    await self._call.write(message)
+            self._is_last_sent = True
             self._call.half_close()
         except CallError:
             pass  # the reader learns of it
@@ -202,13 +221,22 @@ class _RequestStream:
             self._call.cancel()
 
 
-async def _each(requests: Iterable[Tensors] | AsyncIterable[Tensors]) -> AsyncIterator[Tensors]:
-    if isinstance(requests, AsyncIterable):
-        async for each in requests:
-            yield each
-    else:
+async def _messages(
+    model: str,
+    requests: Iterable[Tensors] | AsyncIterable[Tensors],
+    datatypes: Mapping[str, str] | None,
+    parameters: Parameters | None,
+) -> AsyncGenerator[bytes]:
+    if not isinstance(requests, AsyncIterable):
         for each in requests:
-            yield each
+            yield encode_request(model, each, datatypes, parameters)
+        return
+    try:
+        async for each in requests:
+            yield encode_request(model, each, datatypes, parameters)
+    finally:
+        if isinstance(requests, AsyncGenerator):
+            await requests.aclose()
 
 
 def _refusal_of_words(words: str) -> Refusal:

@@ -16,6 +16,7 @@ from shoal.client.tensors import (
     TensorSpec,
     datatype_of,
     from_raw,
+    plain_parameter,
     to_raw,
 )
 from shoal.types.codes import Code, ShoalError, refuse
@@ -35,7 +36,10 @@ def encode_request(
     """ModelInferRequest with raw contents. datatypes: of inputs whose array does not determine it. Raises
     ShoalError(INVALID_ARGUMENT)."""
     parts = [_text(1, model)]
-    parts += [_bytes(4, _text(1, name) + _bytes(2, _parameter(value))) for name, value in (parameters or {}).items()]
+    parts += [
+        _bytes(4, _text(1, name) + _bytes(2, _parameter(plain_parameter(name, value))))
+        for name, value in (parameters or {}).items()
+    ]
     known = {name: datatype_of(value, (datatypes or {}).get(name, "")) for name, value in inputs.items()}
     for name, value in inputs.items():
         shape = b"".join(map(varint, value.shape))

@@ -7,6 +7,7 @@ gRPC, with streams.
 
 import http.client
 import json
+import secrets
 import selectors
 import socket
 import ssl
@@ -30,6 +31,7 @@ from shoal.client.tensors import (
     TensorSpec,
     datatype_of,
     from_raw,
+    plain_parameter,
     to_raw,
 )
 from shoal.types.address import HostPort
@@ -38,6 +40,7 @@ from shoal.types.units import Wall
 from shoal.wire import status
 from shoal.wire.handshake import check_own, raise_fault
 
+_READ_BYTES: Final = 2**20
 SLACK_S: Final = 1.0
 """Seconds beyond a deadline for the refusal that names it to arrive."""
 
@@ -56,6 +59,7 @@ class InferenceClient:
         self._context = context
         self._timeout_s = timeout_s
         self._retries = retries
+        self._name = secrets.token_hex(4)
         address = address or context.gateway
         if not address:
             raise refuse(Code.CONTEXT_UNKNOWN, "no gateway is known", "host:port of a gateway", "pass --gateway")
@@ -78,8 +82,11 @@ class InferenceClient:
     def metadata(self, model: str) -> ModelMetadata:
         """Raises ShoalError(MODEL_NOT_FOUND, ..)."""
         _, body = self._call("GET", f"/v2/models/{model}", b"", {}, None, is_step=False)
-        described = json.loads(body)
-        return ModelMetadata(_specs(described["inputs"]), _specs(described["outputs"]))
+        try:
+            described = json.loads(body)
+            return ModelMetadata(_specs(described["inputs"]), _specs(described["outputs"]))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
+            raise _unreadable(cause) from cause
 
     def infer(
         self,
@@ -109,7 +116,10 @@ class InferenceClient:
                 }
                 for name, value in inputs.items()
             ],
-            "parameters": {**(parameters or {}), "binary_data_output": True},
+            "parameters": {
+                **{name: plain_parameter(name, value) for name, value in (parameters or {}).items()},
+                "binary_data_output": True,
+            },
         }
         text = json.dumps(head).encode()
         headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
@@ -118,7 +128,10 @@ class InferenceClient:
         is_step = "sequence_id" in (parameters or {})
         body = b"".join((text, *raw.values()))
         said, answer = self._call("POST", f"/v2/models/{model}/infer", body, headers, deadline_s, is_step=is_step)
-        outputs, told = _outputs(said, answer)
+        try:
+            outputs, told = _outputs(said, answer)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
+            raise _unreadable(cause) from cause
         return InferenceResult(outputs, said, told)
 
     def _call(
@@ -148,7 +161,7 @@ class InferenceClient:
                     return said, answer
                 failed, cause = FailedCall(_refusal(code, said, answer), status.retry_after_of(said.items())), None
             left_s = end - time.monotonic()  # noqa: TID251
-            wait_s = retry_delay_s(failed, attempt, self._retries, left_s, is_step=is_step)
+            wait_s = retry_delay_s(failed, attempt, self._retries, left_s, is_step=is_step, client=self._name)
             if wait_s is None:
                 raise ShoalError(failed.refusal) from cause
             attempt += 1
@@ -157,8 +170,8 @@ class InferenceClient:
     def _exchange(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, dict[str, str], bytes]:
-        """Raises ShoalError; _NotSent where no connection could be made."""
-        connection = self._connection
+        """timeout_s: for all of it. Raises ShoalError; _NotSent where no connection could be made."""
+        connection, end = self._connection, time.monotonic() + timeout_s  # noqa: TID251 - its deadline
         if connection.sock is not None and _is_over(connection.sock):
             connection.close()
         is_open = connection.sock is not None
@@ -167,20 +180,43 @@ class InferenceClient:
             if connection.sock is None:
                 connection.connect()
                 is_open = True
-            else:
-                connection.sock.settimeout(timeout_s)
+            own = connection.sock
+            own.settimeout(_left_s(end))
             connection.request(method, path, body, {**headers, "shoal-tenant": self._context.tenant})
+            own.settimeout(_left_s(end))
             reply = connection.getresponse()
-            content = reply.read()
+            parts = list[bytes]()
+            while reply.length != 0 and not reply.isclosed():
+                own.settimeout(_left_s(end))  # a part each, since a socket's time begins anew with each call of it
+                parts.append(reply.read1(_READ_BYTES))
+            if reply.length:
+                raise http.client.IncompleteRead(b"", reply.length)
+            reply.read()  # nothing: the connection is free for the next request
+            content = b"".join(parts)
         except (OSError, http.client.HTTPException) as cause:
             connection.close()
             address = str(HostPort(connection.host, connection.port))
             check_own(self._context, Wall(time.time()))  # noqa: TID251 - a command's own clock
+            if isinstance(cause, TimeoutError) and is_open:
+                found = f"no whole answer of gateway {address} in {timeout_s:.3g}s"
+                raise refuse(Code.DEADLINE_EXCEEDED, found, "an answer", "allow more time") from cause
             if isinstance(cause, ssl.SSLError):
                 raise_fault(cause, address)
             refusal = Refusal(Code.REPLICA_UNREACHABLE, f"gateway {address}: {cause}", "an answer", "shoal dev status")
             raise (ShoalError(refusal) if is_open else _NotSent(refusal)) from cause
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, content
+
+
+def _left_s(end: float) -> float:
+    """Raises TimeoutError."""
+    if (left_s := end - time.monotonic()) <= 0:  # noqa: TID251 - a call's deadline
+        raise TimeoutError("timed out")
+    return left_s
+
+
+def _unreadable(cause: Exception) -> ShoalError:
+    found = f"an answer that cannot be read: {type(cause).__name__}: {cause!s:.200}"
+    return refuse(Code.MESSAGE_INVALID, found, "an answer of the Open Inference Protocol", "update both sides")
 
 
 def _is_over(kept: socket.socket) -> bool:

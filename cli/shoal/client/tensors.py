@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,28 @@ _NAMES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
 Tensors = Mapping[str, NDArray[Any]]
 Parameters = Mapping[str, str | int | bool | float]
 """Parameters of a request, by name, such as `sequence_id`."""
+
+
+def plain_parameter(name: str, value: object) -> str | int | bool | float:
+    """A parameter as the protocol has it; numpy's scalars become Python's. Raises ShoalError(INVALID_ARGUMENT)."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        if not -(2**63) <= (whole := int(value)) < 2**63:
+            raise refuse(
+                Code.INVALID_ARGUMENT, f"parameter {name}: {whole}", "an integer of 64 bits", "another, or as text"
+            )
+        return whole
+    if isinstance(value, Real):
+        return float(value)
+    raise refuse(
+        Code.INVALID_ARGUMENT,
+        f"parameter {name} of {type(value).__name__}",
+        "text, a number or a boolean",
+        "convert it",
+    )
 
 
 @dataclass(frozen=True, slots=True)

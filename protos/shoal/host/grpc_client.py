@@ -5,6 +5,7 @@ breaks fails with UNAVAILABLE; whether the server can have begun to answer it is
 """
 
 import asyncio
+import secrets
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -464,6 +465,8 @@ class GrpcChannel:
         max_bytes: int,
     ) -> None:
         self._address = address
+        # So that clients whose server went away do not come back together.
+        self._name = secrets.token_hex(4)
         self._server_name = server_name
         self._context = context
         self._keepalive = keepalive
@@ -679,7 +682,7 @@ class GrpcChannel:
     async def _back_off(self, failure: OSError) -> None:
         self.failure = failure
         self._set_state(ChannelState.FAILED)
-        wait_s = delay(self._address, self._attempts, base_s=RECONNECT_BASE_S, cap_s=RECONNECT_CAP_S)
+        wait_s = delay(self._name, self._attempts, base_s=RECONNECT_BASE_S, cap_s=RECONNECT_CAP_S)
         self._attempts += 1
         await asyncio.sleep(wait_s)
         self._set_state(ChannelState.IDLE)

@@ -14,6 +14,7 @@ import pytest
 from harness.crypto.pki import Authority
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, InferenceClient
+from shoal.client.tensors import plain_parameter
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 
@@ -120,3 +121,74 @@ def test_a_request_that_may_have_been_answered_is_not_repeated(trust: ssl.SSLCon
             client.infer("reader", {"x": X})
     finally:
         front.stop()
+
+
+HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n"
+
+
+class OneAnswer(Front):
+    """Answers its one request with these bytes, one part after the other, each when `next_part` allows it."""
+
+    def __init__(self, context: ssl.SSLContext, *parts: bytes) -> None:
+        self._parts = parts
+        self.next_part = threading.Semaphore(0)
+        super().__init__(context, (1,), is_reset=False, unanswered=-1)
+
+    def _answer(self, connection: ssl.SSLSocket) -> None:
+        with connection.makefile("rb") as reader:
+            for _ in iter(reader.readline, b"\r\n"):
+                pass
+        for part in self._parts:
+            connection.sendall(part)
+            self.next_part.acquire(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("begun", [0, 10], ids=["silent", "in parts"])
+def test_a_deadline_ends_a_call_whatever_the_gateway_sends(trust: ssl.SSLContext, caller: Context, begun: int) -> None:
+    front = OneAnswer(trust, *([HEAD % (begun + 1, b""), b"x" * begun] if begun else [b""]))
+    try:
+        with InferenceClient(caller, front.address) as client:
+            with pytest.raises(ShoalError) as failed:
+                client.infer("reader", {"x": X[:1]}, deadline_s=0.1)
+            assert failed.value.code is Code.DEADLINE_EXCEEDED
+    finally:
+        for _ in range(3):
+            front.next_part.release()
+        front.stop()
+
+
+SHORT: Final = json.dumps(
+    {"outputs": [{"name": "y", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 8}}]}
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"", b"<html>"),
+        (b"", b'{"outputs": [{"name": "y"}]}'),
+        (b"", b"[1]"),
+        (b"inference-header-content-length: %d\r\n" % len(SHORT), SHORT + bytes(8)),
+    ],
+    ids=["page", "without a shape", "list", "short tensor"],
+)
+def test_an_answer_that_is_none_is_a_refusal(trust: ssl.SSLContext, caller: Context, head: bytes, body: bytes) -> None:
+    front = OneAnswer(trust, HEAD % (len(body), head) + body)
+    try:
+        with InferenceClient(caller, front.address, timeout_s=WAIT_S) as client:
+            with pytest.raises(ShoalError) as failed:
+                client.infer("reader", {"x": X[:1]})
+            assert failed.value.code is Code.MESSAGE_INVALID
+    finally:
+        front.next_part.release()
+        front.stop()
+
+
+def test_parameters_of_numpy_are_numbers_and_none_becomes_another() -> None:
+    assert plain_parameter("a", np.int64(3)) == 3
+    assert plain_parameter("a", np.float32(0.5)) == 0.5
+    assert plain_parameter("a", np.bool_(True)) is True
+    for value in (2**63, -(2**63) - 1, None, [1]):
+        with pytest.raises(ShoalError) as refused:
+            plain_parameter("sequence_id", value)
+        assert refused.value.code is Code.INVALID_ARGUMENT
