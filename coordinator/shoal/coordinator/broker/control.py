@@ -7,8 +7,8 @@ coordinator wants. A broker that starts empty, or missed a revocation, is theref
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
+from typing import Final, NamedTuple
 
 import aiomqtt
 import structlog
@@ -28,6 +28,13 @@ BATCH: Final = 25
 """Nodes in one message. The plugin writes its whole file at every command and serves nobody meanwhile."""
 PAGE: Final = 200
 ANSWER_S: Final = 30.0
+MOST_ANSWER_BYTES: Final = 2**20
+"""Of one answer: a page of roles has 0.3 MiB. A broker need not be the owner's, and the region's loop reads its
+answers."""
+MOST_LISTED_BYTES: Final = 2**26
+"""Of all pages of a list: what 45,000 nodes have."""
+MOST_OTHERS: Final = 100
+"""Messages that answer nothing, for each that does."""
 RETRY_S: Final = Seconds(0.5)
 _NOT_FOUND: Final = ("Client not found", "Role not found")
 """Errors of deleting what does not exist, which count as success."""
@@ -148,23 +155,23 @@ class BrokerControl:
 
         Only roles with our prefix are read, so an owner's other clients stay as they are.
         """
-        roles = {role["rolename"]: _acl_set(role["acls"]) for role in await control.list("listRoles", "roles")}
-        clients = {
-            client["username"]: [role["rolename"] for role in client["roles"]]
-            for client in await control.list("listClients", "clients")
-        }
         own = rights.coordinator_acls(self._region)
-        if roles.get(rights.COORDINATOR_ROLE) != _acl_set(own):  # another version made it; changing it disconnects us
+        is_own_right = False
+        # By node: whether its role, and its client, are what they should be.
+        roles, clients = dict[str, bool](), dict[str, bool]()
+        async for role in control.list("listRoles", "roles"):
+            name = role["rolename"]
+            if name == rights.COORDINATOR_ROLE:
+                is_own_right = _acl_set(role["acls"]) == _acl_set(own)
+            elif node := rights.node_of(name):
+                roles[node] = _acl_set(role["acls"]) == _acl_set(rights.node_acls(self._region, node))
+        async for client in control.list("listClients", "clients"):
+            name, held = client["username"], [role["rolename"] for role in client["roles"]]
+            if name and (name in roles or rights.role_of(name) in held):
+                clients[name] = held == [rights.role_of(name)]
+        if not is_own_right:  # another version made it; changing it disconnects us
             await control.ask([{"command": "modifyRole", "rolename": rights.COORDINATOR_ROLE, "acls": own}])
-        nodes = {rights.node_of(role) for role in roles} | {
-            name for name, held in clients.items() if rights.role_of(name) in held
-        }
-        return {
-            node: clients.get(node) == [rights.role_of(node)]
-            and roles.get(rights.role_of(node)) == _acl_set(rights.node_acls(self._region, node))
-            for node in nodes
-            if node
-        }
+        return {node: roles.get(node, False) and clients.get(node, False) for node in roles.keys() | clients.keys()}
 
 
 class _ControlClient:
@@ -172,25 +179,37 @@ class _ControlClient:
 
     def __init__(self, client: aiomqtt.Client) -> None:
         self._client = client
-        self._answers: asyncio.Queue[Json] = asyncio.Queue()
+        self._asked: _Asked | None = None
         self._sequence = 0
+        # Bytes of the last answer.
+        self._answer_bytes = 0
 
     async def read(self) -> None:
-        """Reads until the connection ends; raises what ended it."""
+        """Reads until the connection ends; raises what ended it. What answers no question is not kept."""
+        others = 0
         async for message in self._client.messages:
-            self._answers.put_nowait(json.loads(mqtt.payload_of(message)))
+            asked, content = self._asked, mqtt.payload_of(message)
+            if asked is None or asked.answers.done() or asked.mark not in content:
+                others += 1
+                if others > MOST_OTHERS:
+                    raise _unruly(f"{others} messages that answer nothing")
+                continue
+            if len(content) > MOST_ANSWER_BYTES:
+                raise _unruly(f"an answer of {len(content)} bytes")
+            answers: list[Json] = json.loads(content).get("responses", [])
+            if answers and answers[0].get("correlationData") == asked.mark.decode():
+                others, self._answer_bytes = 0, len(content)
+                asked.answers.set_result(answers)
 
     async def ask(self, commands: Sequence[Json]) -> list[Json]:
         """One answer for each command. Raises ShoalError(CONFLICT) if one failed, TimeoutError."""
         self._sequence += 1
-        mark = str(self._sequence)
+        mark = f"shoal-{self._sequence}"
         content = json.dumps({"commands": [{**command, "correlationData": mark} for command in commands]}).encode()
+        self._asked = _Asked(mark.encode(), asyncio.get_running_loop().create_future())
         async with asyncio.timeout(ANSWER_S):
             await mqtt.publish(self._client, rights.CONTROL, content)
-            while True:
-                answers: list[Json] = (await self._answers.get()).get("responses", [])
-                if answers and answers[0].get("correlationData") == mark:
-                    break
+            answers = await self._asked.answers
         for answer in answers:
             if answer.get("error", "") not in ("", *_NOT_FOUND):
                 found = f"{answer['command']}: {answer['error']}"
@@ -201,15 +220,31 @@ class _ControlClient:
         """Clears the topic's retained message."""
         await mqtt.publish(self._client, topic, b"", retain=True)
 
-    async def list(self, command: str, field: str) -> list[Json]:
-        """All items of one kind, page by page."""
-        found: list[Json] = []
+    async def list(self, command: str, field: str) -> AsyncIterator[Json]:
+        """All items of one kind, page by page. Raises as `ask` does."""
+        count = size = 0
         while True:
-            (answer,) = await self.ask([{"command": command, "verbose": True, "count": PAGE, "offset": len(found)}])
+            (answer,) = await self.ask([{"command": command, "verbose": True, "count": PAGE, "offset": count}])
             page = answer["data"][field]
-            found += page
+            count, size = count + len(page), size + self._answer_bytes
+            if size > MOST_LISTED_BYTES:
+                raise _unruly(f"more than {MOST_LISTED_BYTES >> 20} MiB of {field}")
+            for item in page:
+                yield item
             if len(page) < PAGE:
-                return found
+                return
+
+
+class _Asked(NamedTuple):
+    """The question that waits."""
+
+    # Comes back in its answers.
+    mark: bytes
+    answers: asyncio.Future[list[Json]]
+
+
+def _unruly(found: str) -> ShoalError:
+    return refuse(Code.CONFLICT, f"the broker sends {found}", "answers to what it is asked", "look at the broker")
 
 
 async def _apply_changes(control: _ControlClient, region: str, expelled: Set[str], admitted: Set[str]) -> None:
