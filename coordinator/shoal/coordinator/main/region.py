@@ -423,7 +423,8 @@ def _readings(
     schedule: BackupSchedule | None,
     traces: CollectorSpanExporter,
 ) -> MetricReadings:
-    signals, fleet, workloads = region.signals.current(), region.fleet.fleet, region.workloads
+    """In the thread of who scrapes."""
+    signals, fleet, workloads = region.signals.current(), region.fleet.fleet_seen_elsewhere(), region.workloads
     trades = region.origin.trades if region.origin is not None else {}
     bids = region.delegate.states.values() if region.delegate is not None else ()
     return {

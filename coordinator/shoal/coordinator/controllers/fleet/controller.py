@@ -112,10 +112,15 @@ class FleetController:
         self._writing_since: dict[str, Elapsed] = {}
         """Nodes with a write in progress, and since when: their next messages are read after it."""
 
+    def fleet_seen_elsewhere(self) -> Fleet:
+        """The fleet for another thread. It may lack what was heard while it is read."""
+        fleet, fresh = self._fleet, self._fresh_states.copy()
+        return replace(fleet, nodes={**fleet.nodes, **fresh}) if fresh else fleet
+
     @property
     def fleet(self) -> Fleet:
         """The fleet as of now. Thousands of heartbeats a second replace one node each, so they are merged when the
-        fleet is read.
+        fleet is read: by the loop alone, since who merges in between takes back what the loop wrote.
         """
         if self._fresh_states:
             self._fleet = replace(self._fleet, nodes={**self._fleet.nodes, **self._fresh_states})
