@@ -23,6 +23,7 @@ from harness.builders.coordinator_core import (
     profile,
 )  # fmt: skip
 from harness.builders.coordinator_core import inputs as inputs_for
+from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.advance import migration_effects
 from shoal.coordinator.core.migration.model import AbortedState
@@ -232,6 +233,17 @@ def test_the_same_with_columns_that_are_prepared_in_part_between_steps(seed: int
         bounds.setattr(kept, "MOST_PREPARED", devices)
         bounds.setattr(kept, "MOST_REFRESHED", 1 + devices // 4)
         follow(seed, Choices(seed), region)
+
+
+def test_a_step_about_what_changed_forgets_the_replicas_of_a_removed_node() -> None:
+    region = CoreRegion(node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(10)
+    ((held_by, old),) = [(at, one.id) for at, each in region.desired.items() for one in each.assignments]
+    del region.agents[held_by]
+    region.fleet = updates.remove_node(region.fleet, held_by)
+    region.step()
+    assert old not in region.memory.marks
 
 
 def follow(seed: int, chance: Choices, region: CoreRegion) -> None:

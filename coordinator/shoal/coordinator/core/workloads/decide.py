@@ -417,9 +417,11 @@ def _with_tables(before: Map[str, RouteTable], own: Mapping[str, RouteTable], pa
 def _with_marks(
     before: Map[str, Mark], own: Mapping[str, Mark], after: Mapping[str, Mark], part: StepPart
 ) -> Map[str, Mark]:
-    """All marks, with those after the step of the assignments that it decided about."""
+    """All marks, with those after the step of the assignments that it decided about, and without those of removed
+    nodes."""
     changed = {name: mark for name, mark in after.items() if before.get(name) != mark}
-    gone = [name for name in (before if part.is_whole else own) if name not in after]
+    known = before if part.is_whole else {*own, *(name for name in part.removed if name in before)}
+    gone = [name for name in known if name not in after]
     return _with_changes(before, changed, gone)
 
 

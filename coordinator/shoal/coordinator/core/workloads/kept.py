@@ -112,7 +112,9 @@ class StepPart:
     come_and_gone: set[WorkloadKey] = field(default_factory=set)
     # Settled workloads among them that are decided about again, because it is their turn.
     audited: dict[WorkloadKey, SettledWorkload] = field(default_factory=dict)
-    # True: one of those came out otherwise.
+    # Assignments of nodes that were removed since the last step: nothing is left to decide about them.
+    removed: set[str] = field(default_factory=set)
+    # True: one of `audited` came out otherwise.
     is_refuted: bool = False
 
 
@@ -391,7 +393,7 @@ class KeptDecisions:
     def _open_part(self, world: RegionState, migrations: MigrationEffects, most_new: int | None) -> StepPart:
         before_s = self.heartbeat_s
         replaced, come_and_gone = self._take_intents(world, most_new)
-        changed, is_regrouped = self._take_nodes(world)
+        changed, removed, is_regrouped = self._take_nodes(world)
         for key in self._to_decide(world, migrations, replaced, self._intents.get) - self._loose:
             self._loosen(key)
         self._profiles, self._residuals = world.profiles, world.memory.residuals
@@ -407,7 +409,7 @@ class KeptDecisions:
         if is_regrouped:
             self.entries = None
         intents = tuple(each for key in self._loose if (each := self._intents.get(key)) is not None)
-        return StepPart(False, intents, desired, nodes | changed, come_and_gone, audited)
+        return StepPart(False, intents, desired, nodes | changed, come_and_gone, audited, removed)
 
     def _take_audited(self) -> dict[WorkloadKey, SettledWorkload]:
         """The workloads whose turn it is to be decided about again: those that were settled first."""
@@ -465,11 +467,12 @@ class KeptDecisions:
         first = [*islice(self._late, most)]
         return [*found, *(self._late.pop(key) for key in first)]
 
-    def _take_nodes(self, world: RegionState) -> tuple[set[str], bool]:
-        """Nodes whose state changed, and whether one of them takes part in the region's entries in another way."""
+    def _take_nodes(self, world: RegionState) -> tuple[set[str], set[str], bool]:
+        """Nodes whose state changed, assignments of removed ones, and whether a node takes part in the region's entries
+        in another way."""
         before, nodes = self._states, world.fleet.nodes
         names: Iterable[str] = world.changed_nodes if world.changed_nodes is not None else {*nodes, *before}
-        changed, is_regrouped = set[str](), False
+        changed, removed, is_regrouped = set[str](), set[str](), False
         for name in names:
             old, new = before.get(name), nodes.get(name)
             if old is new:
@@ -480,14 +483,16 @@ class KeptDecisions:
                 self._loosen(key)
             if new is None:
                 self._sleepers.discard(name)
-                self._count_holders(name, world.desired.get(name, NO_CONTENT).assignments, ())
+                left = world.desired.get(name, NO_CONTENT).assignments
+                self._count_holders(name, left, ())
+                removed.update(one.id for one in left)
                 continue
             changed.add(name)
             if old is None:
                 self._count_holders(name, (), world.desired.get(name, NO_CONTENT).assignments)
             (self._sleepers.add if _may_sleep(new) else self._sleepers.discard)(name)
         self._states = nodes
-        return changed, is_regrouped
+        return changed, removed, is_regrouped
 
     def _dependents(self, name: str, old: NodeState | None, new: NodeState | None) -> tuple[WorkloadKey, ...]:
         """Settled workloads on a node to which it matters that the node is another. A new neighbour and what it takes
