@@ -620,3 +620,18 @@ async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: RegionFi
         await world.region.moves.migrate(KEY, Aim(target.name), "ops")
     assert refused.value.code is Code.CONFLICT
     assert "standby" in refused.value.refusal.found
+
+
+async def test_a_planned_move_ends_once_its_node_is_deleted_and_other_steps_go_on(world: RegionFixture) -> None:
+    """`shoal migrate` and `shoal delete node` right after each other: no step has seen that the source is gone."""
+    source, target = await two_agents(world)
+    begun = await world.region.moves.migrate(KEY, Aim(target.name), "ops")
+    await world.region.fleet.on_close(source.name, source.epoch)
+    await world.region.fleet.forget(source.name, "ops")
+    await world.step()
+    state = world.region.moves.get(begun.id).state
+    assert isinstance(state, AbortedState)
+    assert state.refusal.code is Code.NODE_LOST
+    for _ in range(3):
+        await run_heartbeat(world, target)
+    assert [each.workload for each in world.region.workloads.desired[target.name].assignments] == [KEY]

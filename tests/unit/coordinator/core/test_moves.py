@@ -4,19 +4,32 @@ from dataclasses import replace
 
 import pytest
 
-from harness.builders.coordinator_core import DIGEST, GIB, SMALL, START, CoreRegion, device, intent, node, receipt
+from harness.builders.coordinator_core import (
+    DIGEST,
+    GIB,
+    SMALL,
+    START,
+    CoreRegion,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    receipt,
+)
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.effects import UNTAKEN_REST_S
 from shoal.coordinator.core.migration.machine import LIMITS
 from shoal.coordinator.core.migration.model import AbortedState, Cause, MigrationStage, RollingBackState
-from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.model import Move, Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.failures import UNSEEN_MOST_S
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
+from shoal.coordinator.core.workloads.replacements import MovesUnderWay, startable_replicas
 from shoal.types.assignment import Served
-from shoal.types.codes import Code
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource, Node
 from shoal.types.migration import UPGRADE_REMEDY, Against, Metric, MigrationRule, PackRef, Tolerance
 from shoal.types.tolerance import default
@@ -550,3 +563,29 @@ def test_a_move_whose_targets_node_falls_silent_ends_with_that() -> None:
     assert isinstance(state, RollingBackState | AbortedState)
     assert (state.refusal.code, state.refusal.found) == (Code.NODE_SUSPECT, "b is silent")
     assert weights(region, "a") == {"a": 1.0}
+
+
+@pytest.mark.parametrize("to", ["", "b"])
+def test_a_move_that_waits_ends_with_the_node_that_it_would_leave(to: str) -> None:
+    """The node is removed before any step has seen it lost, and there is a place for what it ran."""
+    region = settled_region("a", "b")
+    moving = region.migrate(to)
+    del region.agents["a"]
+    region.fleet = updates.remove_node(region.fleet, "a")
+    region.step()
+    state = region.migrations[moving].state
+    assert isinstance(state, AbortedState)
+    assert state.refusal.code is Code.NODE_LOST
+    region.run(5)
+    assert list(region.replicas().values()) == [("b", False)]
+
+
+def test_a_new_replica_of_a_move_without_a_source_starts_as_any_other() -> None:
+    """No plan has one, because a move that waits is left out without its source."""
+    fleet, key = fleet_of(node("a")), intent().key
+    plan = place(inputs(fleet, intent())).of(key)
+    assert plan is not None
+    (target,) = (replace(each, migration="m-1") for each in plan.targets)
+    move = Move("m-1", key, "a-gone", Refusal(Code.MOVE_HELD))
+    found = startable_replicas(replace(plan, targets=(target,)), (), fleet, MovesUnderWay((move,)))
+    assert found == ((target, None),)

@@ -104,7 +104,7 @@ def migration_effects(world: RegionState, migrations: MigrationsById, now: Elaps
     desired = {node: world.desired[node].assignments for node in places if node in world.desired}
     failed = broken_assignments(world.memory, world.fleet, desired, now)
     return MigrationEffects(
-        moves=moves_of(every),
+        moves=moves_of(every, world.fleet, desired),
         blocked=blocked_placements(every, world.intents, world.fleet, desired, failed, now, world.delegations),
         cross_region_states=cross_region.cross_region_states(every, now),
         served_agreements=cross_region.served_agreements(every),

@@ -28,10 +28,17 @@ WRONG_ANSWER_CODES: Final = frozenset({Code.VERIFY_FAILED})
 """Failures that count against the place itself, until its device is measured again or an operator clears the model."""
 
 
-def moves_of(migrations: Iterable[Migration]) -> tuple[Move, ...]:
+def moves_of(
+    migrations: Iterable[Migration], fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]
+) -> tuple[Move, ...]:
     """Moves within the region that are not over, oldest first. Placement decides how many of the waiting ones go at
-    once; a move that finds no place does not block others."""
-    inside = (each for each in migrations if not each.is_cross_region)
+    once; a move that finds no place does not block others. One that waits and has lost its source is left out: there
+    is nothing to place, and the step ends it. desired: assignments by node, of the nodes of the moves at least."""
+    inside = (
+        each
+        for each in migrations
+        if not each.is_cross_region and not (isinstance(each.state, PlannedState) and _is_gone(each, fleet, desired))
+    )
     ordered = sorted(inside, key=lambda each: (isinstance(each.state, PlannedState), each.stages[0].at, each.id))
     return tuple(move for move in map(move_of, ordered) if move is not None)
 
@@ -167,6 +174,12 @@ def _source_serves(migration: Migration, fleet: Fleet, desired: Mapping[str, tup
     observed = state.observed.get(name)
     there = _source_exists(migration, fleet, desired)
     return there and observed is not None and observed.phase is Phase.READY
+
+
+def _is_gone(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:
+    """True if the old replica, or the node that it was on, was removed."""
+    node, name = migration.source.node, migration.source.assignment
+    return node not in fleet.nodes or all(each.id != name for each in desired.get(node, ()))
 
 
 def _source_exists(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:

@@ -52,7 +52,7 @@ def startable_replicas(
             asked = target.replaces
             room -= 1
         if asked:
-            found.append((target, next(each for each in held if each[1].id == asked)))
+            found.append((target, next((each for each in held if each[1].id == asked), None)))
         elif target.standby or not (free or unheard or (move_under_way and serving)):
             found.append((target, None))
         elif free and not move_under_way and room > 0:
