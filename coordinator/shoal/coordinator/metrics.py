@@ -170,7 +170,8 @@ DECISIONS_REFUTED: Final = CounterMetric(
     "Of those, workloads that came out otherwise, and nodes of which arrays said what is not so: a defect.",
 )
 STEPS_FAILED: Final = CounterMetric(
-    f"{PROGRAM}_steps_failed_total", "Steps of the region or of its membership that could not be stored."
+    f"{PROGRAM}_steps_failed_total",
+    "Steps of the region or of its membership that could not be stored, or ended in an unforeseen error.",
 )
 MIGRATIONS: Final = GaugeMetric(
     f"{PROGRAM}_migrations",

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.core.workloads.invariants import Violation, check
+from shoal.coordinator.ports import StaleRevision
 from shoal.simulator.world.world import SimWorld
+from shoal.types.codes import ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -40,13 +42,22 @@ class InvariantMonitor:
         region.workloads.auditor = self._on_audit
 
     async def _step_and_check(self) -> None:
+        try:
+            self._count_step()
+            await self._step()
+            self.check_now()
+        except (ShoalError, StaleRevision):
+            raise
+        except Exception as error:  # a region goes on after such a step, but none may come
+            self._world.fail(f"a step ended with {error!r}", error)
+            raise
+
+    def _count_step(self) -> None:
         second = int(self._world.now())
         self._steps = self._steps + 1 if second == self._second else 1
         self._second = second
         if self._steps > MAX_STEPS_PER_S:
             raise StepLivelock(f"{self._steps} steps in one second")
-        await self._step()
-        self.check_now()
 
     def _on_audit(self, differing: tuple[str, ...]) -> None:
         if differing:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.fakes.meter import RecordedMeter
 from harness.fakes.region import DIGEST, DOCUMENTS, FakeAgent, RegionFixture
@@ -20,7 +21,7 @@ from shoal.coordinator.controllers.log.region_clock import ClockFloor
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
-from shoal.coordinator.controllers.workloads import apply
+from shoal.coordinator.controllers.workloads import apply, step
 from shoal.coordinator.controllers.workloads.desired_sets import FEW, LARGE, DesiredSetRecords
 from shoal.coordinator.core.catalog.model import DocumentKey, StoredDocument
 from shoal.coordinator.core.fleet.state import Liveness
@@ -147,6 +148,40 @@ async def test_a_refused_write_sends_nothing(world: RegionFixture, monkeypatch: 
     assert len(world.links.messages) == before
     await world.step()
     assert world.links.desired_sets("edge-1")[-1].assignments
+
+
+async def test_a_step_with_an_unforeseen_error_is_logged_and_the_region_does_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = RecordedMeter()
+    world = await RegionFixture.open(tmp_path / "first", meter=counted)
+    agent = await place_agent(world)
+    region, ticks = world.region, list[int]()
+    tick = region.queued_moves.tick
+
+    async def tick_and_stop() -> None:
+        await tick()
+        ticks.append(len(ticks))
+        if len(ticks) == 3:
+            region.stop()
+
+    def fail(*_: object, **__: object) -> object:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(region.queued_moves, "tick", tick_and_stop)
+    with monkeypatch.context() as patched, capture_logs() as logged:
+        patched.setattr(step, "advance", fail)
+        began = world.clock.now()
+        await region.run()
+    failed = [each for each in logged if each["event"] == "task_failed"]
+    assert [(each["task"], each["log_level"], each["exc_info"]) for each in failed] == [("step", "error", True)] * 3
+    assert counted.counts[metrics.STEPS_FAILED, ()] == 3
+    assert region.write_refusal is None, "the store is as good as before"
+    assert region.fleet.fleet.ticked_at > began + 1.0, "the fleet's time goes on"
+    await region.documents.delete(DocumentKey("Workload", "default/reader"), "test")
+    await world.step()
+    assert all(each.draining for each in region.workloads.desired[agent.name].assignments)
+    await world.store.close()
 
 
 async def test_a_step_whose_write_got_no_answer_is_found_in_the_store(

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.access import FederationAccess
@@ -72,6 +74,8 @@ while they are stored."""
 IDLE_FACTOR: Final = 3
 """After a step that took t, wait min(3t, tick_s). In a reconnect storm every hello requests a step; this caps stepping
 at a quarter of the loop."""
+
+log: Final = structlog.get_logger("shoal.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +386,11 @@ class RegionalCoordinator:
         try:
             await self.workloads.step()
             self.store_refusal = None
-        except (ShoalError, StaleRevision) as error:
+        except Exception as error:  # an unforeseen one is logged: the loop does what else is to be done
             if isinstance(error, ShoalError):
                 self.store_refusal = error.refusal
+            elif not isinstance(error, StaleRevision):
+                log.exception("task_failed", task="step")
             self._meter.count(metrics.STEPS_FAILED)
             self._dirty.set()
             await self.clock.sleep(RETRY_S)
