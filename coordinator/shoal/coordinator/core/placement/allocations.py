@@ -1,7 +1,7 @@
 """Memory and time of devices and quotas of tenants that are taken in the region. Values are replaced, never mutated."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -335,66 +335,107 @@ def wants_standby(intent: Intent) -> bool:
     return intent.require.standby is not Standby.NONE
 
 
+class Holding(NamedTuple):
+    """What replicas take of a quota that caps them."""
+
+    replicas: int = 0
+    # Bytes committed to them.
+    memory: int = 0
+
+    @classmethod
+    def of(cls, replicas: Sequence[CurrentReplica]) -> "Holding":
+        return cls(len(replicas), sum(each.assignment.memory_bytes for each in replicas))
+
+    def plus(self, other: "Holding") -> "Holding":
+        return Holding(self.replicas + other.replicas, self.memory + other.memory)
+
+    def minus(self, other: "Holding") -> "Holding":
+        return Holding(self.replicas - other.replicas, self.memory - other.memory)
+
+    def exceeds(self, quota: Quota) -> bool:
+        return (quota.replicas is not None and self.replicas > quota.replicas) or (
+            quota.memory is not None and self.memory > quota.memory
+        )
+
+
+class UndecidedReplicas(NamedTuple):
+    """A workload's current replicas before it is decided, and what its tenant's workloads of lower rank have."""
+
+    # All that may stay.
+    may_stay: tuple[CurrentReplica, ...]
+    # As many of them as it asks for, in the order in which they are kept.
+    wanted: tuple[CurrentReplica, ...]
+    # All wanted ones of the workloads of lower rank but one of each.
+    spare_below: Holding
+    # That one of each.
+    last_below: Holding
+
+    @property
+    def last(self) -> Holding:
+        return Holding.of(self.wanted[:1])
+
+    @property
+    def spare(self) -> Holding:
+        return Holding.of(self.wanted[1:])
+
+
 class QuotaCaps:
     """How many of its current replicas each workload may keep.
 
     A tenant may run more than its quota after the quota was lowered or a lost node came back. Then the lowest-ranked
     workload with more than one replica gives one up, repeatedly. A last replica is given up only when all workloads
-    have just one.
+    have just one. What was decided stays.
+
+    Workloads are decided by descending rank, some of them not at all. So what is given up before one's own replicas
+    is all that those of lower rank can give, and for a last replica all spare ones that are not decided too: two sums
+    each. A cap costs as many operations as the workload has replicas, however many its tenant has.
     """
 
     def __init__(self, scope: Scope, workloads: Sequence[tuple[Intent, WorkloadReplicas]]) -> None:
         """workloads: by descending rank."""
-        self._quotas = scope.inputs.quotas
-        self._may_stay: dict[WorkloadKey, tuple[CurrentReplica, ...]] = {
-            intent.key: (*_within_spread(intent, current.active), *current.standbys) for intent, current in workloads
+        self._quotas = {
+            tenant: quota
+            for tenant, quota in scope.inputs.quotas.items()
+            if quota.replicas is not None or quota.memory is not None
         }
-        self._uncapped = {
-            intent.key: min(len(self._may_stay[intent.key]), intent.require.replicas + wants_standby(intent))
-            for intent, _ in workloads
-        }
-        self._decided: set[WorkloadKey] = set()
-        self._caps = self._reduced()
+        self._workloads = dict[WorkloadKey, UndecidedReplicas]()
+        spare, last = dict[str, Holding](), dict[str, Holding]()
+        for intent, current in reversed(workloads):
+            may_stay = (*_within_spread(intent, current.active), *current.standbys)
+            wanted, tenant = may_stay[: intent.require.replicas + wants_standby(intent)], intent.key.tenant
+            below = spare.get(tenant, Holding()), last.get(tenant, Holding())
+            self._workloads[intent.key] = found = UndecidedReplicas(may_stay, wanted, *below)
+            spare[tenant], last[tenant] = below[0].plus(found.spare), below[1].plus(found.last)
+        self._spare = Map(spare)
+        """By tenant: the spare replicas of undecided workloads."""
+        self._held = Map({tenant: each.plus(last[tenant]) for tenant, each in spare.items()})
+        """By tenant: what its workloads keep, all that they want where they are undecided."""
 
     def copy(self) -> "QuotaCaps":
         """The same, to be decided otherwise."""
-        found = copy(self)
-        found._may_stay, found._uncapped = dict(self._may_stay), dict(self._uncapped)
-        found._decided, found._caps = set(self._decided), dict(self._caps)
-        return found
+        return copy(self)
 
     def of(self, workload: WorkloadKey) -> int:
         """The cap of a workload that is decided next."""
-        if self._caps[workload] < self._uncapped[workload]:
-            self._caps = self._reduced()  # one of higher rank may have kept fewer than it was thought to
-        return self._caps[workload]
+        own, tenant = self._workloads[workload], workload.tenant
+        cap, quota = len(own.wanted), self._quotas.get(tenant)
+        if quota is None:
+            return cap
+        left = self._held[tenant].minus(own.spare_below)
+        while cap > 1 and left.exceeds(quota):
+            cap -= 1
+            left = left.minus(Holding.of(own.wanted[cap : cap + 1]))
+        if cap != 1:
+            return cap
+        spare_above = self._spare[tenant].minus(own.spare_below).minus(own.spare)
+        return 0 if left.minus(spare_above).minus(own.last_below).exceeds(quota) else 1
 
     def decide(self, workload: WorkloadKey, kept: Collection[str]) -> None:
         """These of its current replicas stay, by assignment id."""
-        stays = tuple(each for each in self._may_stay[workload] if each.assignment.id in kept)
-        self._may_stay[workload], self._uncapped[workload] = stays, len(stays)
-        self._decided.add(workload)
-
-    def _reduced(self) -> dict[WorkloadKey, int]:
-        caps = dict(self._uncapped)
-        for tenant, quota in self._quotas.items():
-            if quota.replicas is None and quota.memory is None:
-                continue
-            mine = [key for key in caps if key.tenant == tenant]
-            while self._exceeds(quota, mine, caps):
-                undecided = [key for key in mine if caps[key] > 0 and key not in self._decided]
-                several = [key for key in undecided if caps[key] > 1]
-                if not undecided:
-                    break
-                caps[(several or undecided)[-1]] -= 1
-        return caps
-
-    def _exceeds(self, quota: Quota, workloads: Sequence[WorkloadKey], caps: Mapping[WorkloadKey, int]) -> bool:
-        kept = [each for key in workloads for each in self._may_stay[key][: caps[key]]]
-        memory = sum(each.assignment.memory_bytes for each in kept)
-        return (quota.replicas is not None and len(kept) > quota.replicas) or (
-            quota.memory is not None and memory > quota.memory
-        )
+        own, tenant = self._workloads[workload], workload.tenant
+        stays = Holding.of([each for each in own.may_stay if each.assignment.id in kept])
+        self._held = self._held.set(tenant, self._held[tenant].minus(own.last).minus(own.spare).plus(stays))
+        self._spare = self._spare.set(tenant, self._spare[tenant].minus(own.spare))
 
 
 def _within_spread(intent: Intent, replicas: Sequence[CurrentReplica]) -> tuple[CurrentReplica, ...]:
