@@ -35,6 +35,7 @@ from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.api.dashboard import queries, sessions
 from shoal.coordinator.api.dashboard import server as dashboard
 from shoal.coordinator.broker import config
+from shoal.coordinator.controllers.fleet import controller as fleet
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
 from shoal.coordinator.core import rate_limit, timeline
@@ -152,6 +153,7 @@ def test_the_reference_of_limits_is_true() -> None:
         "fields of what another agent asks for a verification, or to let go of a session": (
             f"{verification_source.LIMITS.fields}"
         ),
+        "sessions of one node, at once and a second": f"{fleet.HELLO_BURST}, {fleet.HELLOS_PER_S:g}",
         "inputs, outputs of a model, and characters of the names of each": (
             f"{check.MOST_TENSORS:,}, {check.MOST_NAMES:,}"
         ),

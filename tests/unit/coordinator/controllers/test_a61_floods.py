@@ -11,6 +11,7 @@ import pytest
 
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.fleet.controller import HELLO_BURST, HELLOS_PER_S
 from shoal.coordinator.controllers.fleet.node_events import EVENT_BURST, MESSAGE_MOST
 from shoal.coordinator.controllers.log.events import AUDIT, NODE_EVENTS_KEPT, AuditEntry, EventLog, LogEvent
 from shoal.coordinator.core.fleet.state import Liveness
@@ -18,8 +19,8 @@ from shoal.coordinator.core.rate_limit import MESSAGE_BURST, MESSAGES_PER_S
 from shoal.coordinator.link.rate_limiter import SessionRateLimiter
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import Observed, Phase
-from shoal.types.codes import Code, ShoalError
-from shoal.types.link import LogLines, NodeEvent, NodeEvents
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.link import LogLines, NodeEvent, NodeEvents, Welcome
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire import nouns
@@ -126,3 +127,19 @@ async def test_a61_messages_beyond_a_nodes_pace_wait() -> None:
     for _ in range(10):
         await pace.wait()
     assert loop.time() - began >= 9 / MESSAGES_PER_S
+
+
+async def test_a61_a_node_that_opens_session_after_session_is_slowed_and_no_other(world: RegionFixture) -> None:
+    liar, other = FakeAgent(world, "liar"), FakeAgent(world, "other")
+    welcomed = 0
+    for _ in range(2 * HELLO_BURST):
+        answer = await liar.connect()
+        if isinstance(answer, Welcome):
+            welcomed += 1
+            await world.region.fleet.on_close("liar", liar.epoch)
+    assert welcomed == HELLO_BURST
+    assert isinstance(answer, Refusal)
+    assert answer.code is Code.OVERLOADED
+    assert isinstance(await other.connect(), Welcome)
+    world.clock.advance(1 / HELLOS_PER_S)
+    assert isinstance(await liar.connect(), Welcome), "it comes back by itself"

@@ -48,6 +48,7 @@ from shoal.coordinator.core.fleet.updates import (
     with_labels,
 )
 from shoal.coordinator.core.placement.changes import is_material
+from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.ports import AgentLinks, StaleRevision
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -68,6 +69,12 @@ from shoal.types.link import (
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Wall
 
+HELLO_BURST: Final = 60
+HELLOS_PER_S: Final = 1.0
+"""Sessions of one node: at first, and more a second. Each takes two commits and a step. An agent calls again after a
+tenth of a second to four, so a minute of failures passes. A choice."""
+_MOST_BUCKETS: Final = 131_072
+"""Nodes whose sessions are counted: more than a region has."""
 ALIVE_HEARTBEATS: Final = 2
 """A session heard within this many heartbeats is alive: another hello of its name comes from a duplicate."""
 
@@ -109,6 +116,7 @@ class FleetController:
         self._nodes = NodeRepository(context)
         self._node_events = NodeEventLog(context)
         self._duplicates = DuplicateDetector(context.clock)
+        self._hellos = RateLimiter(HELLO_BURST, HELLOS_PER_S, _MOST_BUCKETS)
         self._writing_since: dict[str, Elapsed] = {}
         """Nodes with a write in progress, and since when: their next messages are read after it."""
 
@@ -183,6 +191,11 @@ class FleetController:
                 f"protocol {OLDEST_PROTOCOL} to {PROTOCOL}",
                 "upgrade the older of the two",
             )
+        bucket, now = self._hellos.bucket_of(node, self._clock.now()), self._clock.now()
+        if not bucket.allows(now):
+            found = f"more than {HELLO_BURST} sessions of {node} at once, and {HELLOS_PER_S:g} a second"
+            return Refusal(Code.OVERLOADED, found, "sessions that last", "the agent calls again by itself")
+        bucket.spend(now)
         try:
             await self._before_hello(hello)
             grant, is_stored = await self._nodes.grant_of(node, self.fleet.nodes.get(node))
