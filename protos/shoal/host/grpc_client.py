@@ -627,20 +627,23 @@ class GrpcChannel:
                     await self.wait_for_change(state)
 
     async def _connect(self) -> None:
-        try:
-            async with asyncio.timeout(self._keepalive.connect_timeout_s):
-                session = await self._connect_once()
-        except (OSError, TimeoutError, ValueError) as error:
-            failure = (
-                error if isinstance(error, OSError) and str(error) else OSError(f"{type(error).__name__}: {error}")
-            )
-            await self._back_off(failure)
+        session = await self._try_to_connect()
+        if isinstance(session, OSError):
+            await self._back_off(session)
             return
         self._attempts = 0
         self.failure = None
         self._session = session
         self._set_state(ChannelState.READY)
         self._watching = asyncio.get_running_loop().create_task(self._watch(session))
+
+    async def _try_to_connect(self) -> ClientSession | OSError:
+        """The connection, or why there is none."""
+        try:
+            async with asyncio.timeout(self._keepalive.connect_timeout_s):
+                return await self._connect_once()
+        except (OSError, TimeoutError, ValueError) as error:
+            return error if isinstance(error, OSError) and str(error) else OSError(f"{type(error).__name__}: {error}")
 
     async def _connect_once(self) -> ClientSession:
         """Raises OSError."""

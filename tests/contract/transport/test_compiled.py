@@ -1,5 +1,6 @@
 """What `[tool.shoal.compiled]` lists: what it means to list a module, and that `make test-compiled` tests it."""
 
+import ast
 import os
 import tomllib
 from importlib.util import find_spec
@@ -28,6 +29,21 @@ def test_all_that_are_listed_are_compiled_or_none_is(module: str) -> None:
 
 def test_what_the_front_says_of_itself_is_of_a_module_that_is_listed() -> None:
     assert TRANSPORT in LISTED["protos"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_is_awaited_while_an_error_is_handled(module: str) -> None:
+    """A compiled coroutine that waits there leaves the error to whatever runs meanwhile, as the context of its errors;
+    one whose wait is cancelled leaves it there for good."""
+    distribution = next(name for name, modules in LISTED.items() if module in modules)
+    handling = list[ast.stmt]()
+    for block in ast.walk(ast.parse((ROOT / distribution / f"{module.replace('.', '/')}.py").read_text())):
+        match block:
+            case ast.ExceptHandler(body=statements) | ast.Try(finalbody=statements):
+                handling += statements
+    inside = [each for statement in handling for each in ast.walk(statement)]
+    waits = [each.lineno for each in inside if isinstance(each, ast.Await | ast.AsyncWith | ast.AsyncFor)]
+    assert waits == []
 
 
 @pytest.mark.parametrize("distribution", LISTED)

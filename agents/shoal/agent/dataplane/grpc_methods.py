@@ -289,12 +289,13 @@ class GrpcMethods:
                 if authenticates:
                     self._authenticate(call)
                 await handle(call, exchange)
+                return
             except CallEnded:
                 raise
             except Exception as error:
                 refusal = _refusal_of(error)
-                await exchange.settle()
-                raise refusal from None
+            await exchange.settle()
+            raise refusal
 
         return MethodHandler(answer, is_long_lived=is_long_lived)
 
