@@ -249,6 +249,22 @@ def test_two_silent_nodes_are_no_mass_silence() -> None:
     assert fleet.mass_silence is None
 
 
+@pytest.mark.parametrize(
+    ("ready", "after"),
+    [
+        ({}, Liveness.READY),
+        ({"heard_at": Elapsed(96.0)}, Liveness.SUSPECT),
+        ({"epoch": 0, "connected": False}, Liveness.NEVER_SEEN),
+        ({"revoked": True}, Liveness.LOST),
+    ],
+)
+def test_a_ready_node_stays_so_only_with_a_session_that_was_heard(ready: dict[str, Any], after: Liveness) -> None:
+    state = NodeState(A, Liveness.READY, epoch=1, connected=True, heard_at=Elapsed(100.0))
+    fleet, changes = update_liveness(Fleet({"a": replace(state, **ready)}), Elapsed(100.0))
+    assert fleet.nodes["a"].liveness is after
+    assert [change.after for change in changes] == [after] * (after is not Liveness.READY)
+
+
 ABSURD = [math.inf, -math.inf, -1.0, 1e308]
 
 

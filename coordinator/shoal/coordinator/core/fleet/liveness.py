@@ -1,5 +1,6 @@
 """Judges silent nodes, and rules out first that the coordinator itself is at fault."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, MassSilence, NodeState
@@ -22,11 +23,8 @@ def update_liveness(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessCh
     timing = fleet.timing
     if fleet.ticked_at is not None and now - fleet.ticked_at > timing.suspect_after_s:
         fleet = replace(fleet, grace_until=Elapsed(max(fleet.grace_until, now + timing.lost_after_s)))
-    found = [
-        (state, after)
-        for state in fleet.nodes.values()
-        if (after := _liveness(state, fleet, now)) is not state.liveness
-    ]
+    doubtful = _doubtful(fleet, now)
+    found = [(state, after) for state in doubtful if (after := _liveness(state, fleet, now)) is not state.liveness]
     changed = {state.name: replace(state, liveness=after, since=now) for state, after in found}
     nodes = {**fleet.nodes, **changed} if changed else fleet.nodes
     judged = replace(fleet, nodes=nodes, ticked_at=now)
@@ -34,7 +32,8 @@ def update_liveness(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessCh
         LivenessChange(state.name, state.liveness, after, Seconds(now - state.heard_at)) for state, after in found
     ]
     changes.sort(key=lambda each: each.node)
-    return replace(judged, mass_silence=_mass_silence(judged, now)), tuple(changes)
+    silent = [changed.get(state.name, state) for state in doubtful]
+    return replace(judged, mass_silence=_mass_silence(judged, silent, now)), tuple(changes)
 
 
 def deferred_nodes(fleet: Fleet, now: Elapsed) -> frozenset[str]:
@@ -50,6 +49,20 @@ def deferred_nodes(fleet: Fleet, now: Elapsed) -> frozenset[str]:
     first = mass.since + 1.5 * fleet.timing.lost_after_s
     step = 0.5 * fleet.timing.lost_after_s / len(mass.nodes)
     return frozenset(name for index, name in enumerate(mass.nodes) if now < first + index * step)
+
+
+def _doubtful(fleet: Fleet, now: Elapsed) -> list[NodeState]:
+    """All nodes but those that are ready and were heard in time, which stay so. The region's loop asks at each turn, so
+    what all nodes have in common is looked up once."""
+    ready, suspect_after_s = Liveness.READY, fleet.timing.suspect_after_s
+    return [
+        state
+        for state in fleet.nodes.values()
+        if state.liveness is not ready
+        or now - state.heard_at > suspect_after_s
+        or state.epoch == 0
+        or state.revoked
+    ]  # fmt: skip
 
 
 def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
@@ -75,12 +88,13 @@ def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
     return Liveness.LOST if state.liveness is Liveness.LOST else Liveness.SUSPECT
 
 
-def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
+def _mass_silence(fleet: Fleet, doubtful: Sequence[NodeState], now: Elapsed) -> MassSilence | None:
     """Begins when at least 3 nodes, and at least a third of those alive, fell silent in one window. Ends when all are
     back, or two windows later.
 
     As soon as the first node is suspect, late nodes count too. Otherwise the first would be replaced before the third
     is suspect. Where nodes were only late, it ends with their next heartbeat.
+    doubtful: of the fleet, all nodes but some that are ready.
     """
     window = fleet.timing.lost_after_s
     ongoing = fleet.mass_silence
@@ -90,7 +104,7 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
     first = since - window - fleet.timing.suspect_after_s
     silent = [
         state.name
-        for state in fleet.nodes.values()
+        for state in doubtful
         if state.liveness in (Liveness.SUSPECT, Liveness.LOST)
         and state.epoch > 0
         and state.heard_at >= first
