@@ -45,6 +45,8 @@ WALL = Wall(1_700_000_000.0)
 SOURCE = ReplicaPlace("a-source", "edge-1", "cpu0", DIGEST, "fp32")
 TARGET = ReplicaPlace("a-target", "edge-2", "cpu0", DIGEST, "fp32")
 STEPS = (0.25, 0.5, 1.0)
+OTHER = {"model": SMALL}
+MADE = {"precision": "int8", "prepared": True}
 
 
 def at(seconds: float) -> Elapsed:
@@ -520,22 +522,25 @@ def test_sessions_that_no_front_counts_may_be_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shown", "goes_over"),
+    ("changes", "shown", "goes_over"),
     [
-        (DIGEST, None, True),
-        (SMALL, None, False),  # nothing was compared, because the policy says so
-        (SMALL, verdict(passed=False), False),  # a difference that the policy only advises on
-        (SMALL, replace(verdict(), against=Against.REFERENCE), False),
-        (SMALL, replace(verdict(), samples=0), False),
-        (SMALL, verdict("m-0"), False),
-        (SMALL, verdict(), True),  # it answers as the old one does, from the same state
+        ({}, None, True),
+        (MADE, None, False),  # what a node made of the same model answers otherwise, and so may its state be
+        (MADE, verdict(), True),
+        (OTHER, None, False),  # nothing was compared, because the policy says so
+        (OTHER, verdict(passed=False), False),  # a difference that the policy only advises on
+        (OTHER, replace(verdict(), against=Against.REFERENCE), False),
+        (OTHER, replace(verdict(), samples=0), False),
+        (OTHER, verdict("m-0"), False),
+        (OTHER, verdict(), True),  # it answers as the old one does, from the same state
     ],
 )
 def test_sessions_end_with_a_model_whose_state_the_next_one_may_not_read(
-    model: str, shown: Verdict | None, *, goes_over: bool
+    changes: dict[str, Any], shown: Verdict | None, *, goes_over: bool
 ) -> None:
     begun = begin_migration(steps=(1.0,), against=Against.NONE, advisory=True)
-    reserved, _ = reserve(begun, replace(TARGET, model=model), at(1), WALL)
+    new = replace(TARGET, **changes)
+    reserved, _ = reserve(begun, new, at(1), WALL)
 
     def observation(source: int) -> MigrationObservation:
         found = stateful(source=source)
@@ -544,7 +549,7 @@ def test_sessions_end_with_a_model_whose_state_the_next_one_may_not_read(
 
     moving, _ = step(reserved, observation(2), at(2), WALL)
     assert isinstance(moving.state, ShiftingState)
-    assert [(source.model, target.model) for source, target in _handovers(moving)] == [(DIGEST, model)] * goes_over
+    assert [(source.model, target) for source, target in _handovers(moving)] == [(DIGEST, new)] * goes_over
     after, _ = step(moving, observation(2), at(10), WALL)
     assert after.stage is (MigrationStage.SHIFTING if goes_over else MigrationStage.DRAINING)
     if not goes_over:

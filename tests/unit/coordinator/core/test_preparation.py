@@ -20,18 +20,20 @@ from harness.builders.coordinator_core import (
     require,
 )
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveNeed, estimate_move
-from shoal.coordinator.core.placement.model import Aim, Inputs, Judged, Trial, Triple, WorkloadPlan
+from shoal.coordinator.core.migration.movable import is_there
+from shoal.coordinator.core.placement.model import Aim, Inputs, Judged, Move, Trial, Triple, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.preparable import prepare_refusal
 from shoal.coordinator.core.prediction.demand import DemandRow, ModelDemand, OperatorClass, prepared_profile
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS
-from shoal.types.assignment import Preparation
+from shoal.types.assignment import Preparation, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import InputsFrom, Metric, MigrationRule, PackRef, Tolerance
+from shoal.types.device import EnergySource
+from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, PackRef, Tolerance
 from shoal.types.receipt import Receipt, RuntimeSupport
 from shoal.types.tolerance import default
-from shoal.types.units import Bytes, Elapsed, Wall
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
 from shoal.types.workload import PREPARABLE, Intent, ModelRef, variant_of
 
 PUSHED = ModelRef("model.onnx", DIGEST, "fp32")
@@ -137,6 +139,48 @@ def test_a_move_says_that_the_node_prepares_the_model() -> None:
     asked = replace(world, fleet=fleet, intents=(replace(fast.intents[0], models=(PUSHED, HALF), packs={}),))
     best = estimate_move(asked, BOTH.key, Aim("second")).estimates[0]
     assert best.needs == ((MoveNeed.PREPARE, "fp16, never done there"),)
+
+
+def prepared_region() -> CoreRegion:
+    """One node, which makes int8 of the model, and a replica in it whose bound on the p95 could be missed."""
+    found = CoreRegion(node("a"), flops={"a": 1e11})
+    state = found.fleet.nodes["a"]
+    receipt = replace(state.receipts["cpu0"], runtime=RuntimeSupport(13, {}, prepares=("int8",)))
+    found.fleet = replace(found.fleet, nodes={"a": replace(state, receipts={"cpu0": receipt})})
+    moves = MigrationRule(automatic=True, against=Against.NONE)
+    asked = require(precisions=("int8",), latency_p95_s=Seconds(0.06))
+    found.intents = (replace(BOTH, require=asked, migration=moves, weights={"latency": 1.0}),)
+    found.run(20)
+    (one,) = found.desired["a"].assignments
+    assert one.variant == MADE.variant
+    return found
+
+
+def test_a_prepared_replica_does_not_move_to_where_it_is() -> None:
+    there = prepared_region()
+    served = Served("eu-west", 1000, 0, Seconds(0.1), Seconds(0.2), Joules(400.0), EnergySource.ESTIMATED)
+    there.agents["a"].served = (served,)
+    there.run(60)
+    assert not there.migrations
+    assert [event.message for event in there.events if event.code == "MOVE_HELD"], "its bound is missed"
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_move_of_a_prepared_replica_is_placed_beside_it_as_another_variant_alone(*, made: bool) -> None:
+    there = prepared_region()
+    there.intents = (replace(BOTH, models=(MADE if made else PUSHED,), migration=there.intents[0].migration),)
+    (one,) = there.desired["a"].assignments
+    world = inputs_of(there.world(), NO_MIGRATIONS, Elapsed(there.now), Wall(START + there.now))
+    move = Move("m-1", BOTH.key, one.id, Refusal(Code.CONFLICT, "it moves"), aim=Aim("a", "cpu0"))
+    (plan,) = place(replace(world, moves=(move,))).workloads
+    assert [each.variant for each in plan.targets if each.existing_assignment != one.id] == [DIGEST] * (not made)
+
+
+@pytest.mark.parametrize("model", [PUSHED, MADE])
+def test_it_is_where_a_move_aims_if_it_runs_that_variant_there(model: ModelRef) -> None:
+    (one,) = prepared_region().desired["a"].assignments
+    assert is_there(("a", one), Aim("a", "cpu0", model.variant)) is (model is MADE)
+    assert is_there(("a", one), Aim("a"))
 
 
 def test_a_policy_that_allows_int8_alone_leaves_nothing_else() -> None:

@@ -295,8 +295,8 @@ def _is_completed_cross_region(migration: Migration) -> bool:
 
 def _is_between_same_places(migration: Migration, one: MoveProposal) -> bool:
     """True if it moved a replica between the two places of the proposal, in either direction."""
-    places = {(each.node, each.device, each.model) for each in (migration.source, migration.target) if each is not None}
-    here = one.source
+    here, past = one.source, (migration.source, migration.target)
+    places = {(each.node, each.device, each.variant) for each in past if each is not None}
     return isinstance(migration.state, DoneState) and places == {
-        (here.node, here.device, here.model), (one.aim.node, one.aim.device, one.aim.model)
+        (here.node, here.device, here.variant), (one.aim.node, one.aim.device, one.aim.model)
     }  # fmt: skip

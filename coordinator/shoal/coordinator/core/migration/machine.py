@@ -401,12 +401,13 @@ def _verdict(migration: Migration, observed: Observed | None) -> Verdict | None:
 
 
 def _can_take_state(migration: Migration) -> bool:
-    """Whether the new replica may go on with the old one's sessions: it has the same model, or answered the same inputs
-    as the old one did, state among both. Another model takes a state of the same shape without a word.
+    """Whether the new replica may go on with the old one's sessions: it runs the same variant of the model, or
+    answered the same inputs as the old one did, state among both. Another one takes a state of the same shape without a
+    word.
 
     By the verdict kept with the migration, because a replica that shifts is asked for none, and its node may have
     restarted since and report none."""
-    if migration.target is not None and migration.target.model == migration.source.model:
+    if migration.target is not None and migration.target.variant == migration.source.variant:
         return True
     kept = migration.verdict
     return kept is not None and kept.passed and kept.samples > 0 and kept.against is Against.SOURCE

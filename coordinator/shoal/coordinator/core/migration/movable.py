@@ -35,7 +35,7 @@ def held_replicas(key: WorkloadKey, replica: str, held: Iterable[HeldReplica]) -
 def is_there(each: HeldReplica, aim: Aim) -> bool:
     """Whether a replica is where the aim wants it. Without a node, no replica is."""
     node, one = each
-    return bool(aim.node) and aim.allows(node, one.device, one.model)
+    return bool(aim.node) and aim.allows(node, one.device, one.variant)
 
 
 def region_aim_refusal(aim: Aim, replica: str = "") -> Refusal | None:

@@ -394,7 +394,7 @@ class Solver:
             allocations = self._allocate(pick, allocations, require)
         domains = taken_domains(picks, require.spread)
         taken = {each.option.key for each in self.healthy}
-        taken |= {(each.node, each.assignment.device, each.assignment.model) for each in self.failed}
+        taken |= {(each.node, each.assignment.device, each.assignment.variant) for each in self.failed}
         for option in self.options:
             if option.key in taken or self.scope.faults(option, self.intent, require, limits):
                 continue
@@ -718,7 +718,9 @@ class Solver:
         """
         if self.has_given_up:
             return None
-        left = {(each.node, each.assignment.device, each.assignment.model) for each in self.failed if move is not None}
+        left = {
+            (each.node, each.assignment.device, each.assignment.variant) for each in self.failed if move is not None
+        }
         kept = {pick.existing.assignment.id for pick in picks if pick.existing is not None}
         waiting = {each.option.key for each in self.healthy if each.assignment.id not in kept}
         allocations = allocations.with_usage_of(self.intent.key.tenant, self._may_follow(picks, kept, require))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +50,18 @@ RULE = MigrationRule(automatic=True, cooldown_s=Seconds(COOLDOWN_S))
 
 class Plain:
     """Workloads of one replica each on two nodes, each on a device of its own there, unless `together`, moved by
-    nothing but the budget. A move takes MOVE_S, and finds its place at once."""
+    nothing but the budget. A move takes MOVE_S, and finds its place at once. prepared: nodes make their models."""
 
-    def __init__(self, workloads: int = 1, rule: MigrationRule = RULE, *, together: bool = False) -> None:
+    def __init__(
+        self, workloads: int = 1, rule: MigrationRule = RULE, *, together: bool = False, prepared: bool = False
+    ) -> None:
         self.keys = [WorkloadKey("shop", f"w{number}") for number in range(workloads)]
         self.intents = {key: replace(intent(key.name), migration=rule) for key in self.keys}
         devices = {key: "cpu0" if together else f"cpu{number}" for number, key in enumerate(self.keys)}
-        self.at = {key: ReplicaPlace(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp32") for key in self.keys}
+        self.at = {
+            key: ReplicaPlace(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp16", prepared=prepared)
+            for key in self.keys
+        }
         self.migrations: dict[str, Migration] = {}
         self.pending: dict[str, PendingMove] = {}
         self.now = 0.0
@@ -98,7 +104,7 @@ class Plain:
         proposal = MoveProposal(
             key,
             place,
-            Aim(other, place.device, DIGEST),
+            Aim(other, place.device, place.variant),
             cause,
             "cheaper",
             expected,
@@ -160,8 +166,9 @@ def test_moves_of_a_workload_are_apart_by_its_cooldown_whatever_the_signal_does(
         assert all(holds for at, holds in held if began - SUSTAINED_S <= at <= began), "it held for a while before"
 
 
-def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less() -> None:
-    plain = Plain()
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less(*, prepared: bool) -> None:
+    plain = Plain(prepared=prepared)
     (key,) = plain.keys
     while plain.now < 3 * HOUR_S:
         plain.look(key)
