@@ -2,7 +2,8 @@
 
 A condition has to be sustained for `SUSTAINED_S`. A workload rests for `cooldown` after each of its moves, whatever
 the cause. Before a return to a place that it left it rests longer: the cooldown doubles with each further move
-between the two places in the last hour. The number of simultaneous moves is limited per workload and per region.
+between the two places in the last hour. The number of simultaneous moves is limited per workload and per tenant, and
+the number of those that start a replica per region: a policy may hold a shift for hours, which others do not wait for.
 Only one move at a time searches for room on a device. Windows bind the moves that can wait.
 """
 
@@ -17,11 +18,13 @@ from shoal.coordinator.core.migration.model import (
     AbortedState,
     Cause,
     DoneState,
+    DrainingState,
     Migration,
     MigrationEvent,
     MigrationLimits,
     MoveProposal,
     PlannedState,
+    ShiftingState,
 )
 from shoal.coordinator.core.migration.triggers import TriggerScan
 from shoal.coordinator.core.migration.windows import is_open_at, next_open
@@ -37,7 +40,10 @@ UNSEEN_EXPIRY_S: Final = Seconds(30.0)
 RETURN_MEMORY_S: Final = Seconds(3600.0)
 """Moves back and forth between two places count for this long."""
 REGION_MOST: Final = 4
-"""Most simultaneous automatic moves within a region; and most between it and others."""
+"""Most automatic moves within a region whose new replica does not serve yet, all of which have a deadline; and most
+moves between it and others."""
+TENANT_MOST: Final = 4
+"""Most simultaneous automatic moves of one tenant within a region, however long its policies hold them."""
 FORCED_CAUSES: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE, Cause.PREEMPTION})
 """These cannot wait for a window."""
 URGENT_MOST: Final = 8
@@ -68,7 +74,7 @@ class HoldReason(StrEnum):
     TURN = "turn"
     """Its places are searched in a later scan."""
     REGION = "region"
-    """The region's limit of simultaneous moves is reached."""
+    """The limit of simultaneous moves of the region or of the tenant is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +214,11 @@ class _MoveBudget:
                     one, HoldReason.REGION, f"{URGENT_MOST} moves of the region with a deadline are under way"
                 )
             return None
-        if sum(each.cause not in REQUESTED_CAUSES and not each.is_cross_region for each in live) >= REGION_MOST:
-            return MoveHold(one, HoldReason.REGION, f"{REGION_MOST} moves of the region are under way")
+        unasked = [each for each in live if each.cause not in REQUESTED_CAUSES and not each.is_cross_region]
+        if sum(each.workload.tenant == one.workload.tenant for each in unasked) >= TENANT_MOST:
+            return MoveHold(one, HoldReason.REGION, f"{TENANT_MOST} moves of the tenant are under way")
+        if sum(not isinstance(each.state, ShiftingState | DrainingState) for each in unasked) >= REGION_MOST:
+            return MoveHold(one, HoldReason.REGION, f"{REGION_MOST} moves of the region start replicas")
         if one.is_fading:
             return MoveHold(one, HoldReason.SETTLING, "just below its threshold again")
         if (left := since + SUSTAINED_S - self._now) > 0:

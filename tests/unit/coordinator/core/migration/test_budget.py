@@ -12,6 +12,7 @@ from shoal.coordinator.core.migration.budget import (
     REGION_MOST,
     RETURN_MEMORY_S,
     SUSTAINED_S,
+    TENANT_MOST,
     UNPLACED_COOLDOWN_S,
     UNSEEN_EXPIRY_S,
     URGENT_MOST,
@@ -29,7 +30,9 @@ from shoal.coordinator.core.migration.model import (
     PlannedState,
     PreparingState,
     ReplicaPlace,
+    RequestStats,
     ServiceFigures,
+    ShiftingState,
     StageEntry,
 )
 from shoal.coordinator.core.migration.triggers import TriggerScan
@@ -53,10 +56,18 @@ class Plain:
     nothing but the budget. A move takes MOVE_S, and finds its place at once. prepared: nodes make their models."""
 
     def __init__(
-        self, workloads: int = 1, rule: MigrationRule = RULE, *, together: bool = False, prepared: bool = False
+        self,
+        workloads: int = 1,
+        rule: MigrationRule = RULE,
+        *,
+        together: bool = False,
+        prepared: bool = False,
+        others: int = 0,
     ) -> None:
+        """others: further workloads, of another tenant."""
         self.keys = [WorkloadKey("shop", f"w{number}") for number in range(workloads)]
-        self.intents = {key: replace(intent(key.name), migration=rule) for key in self.keys}
+        self.keys += [WorkloadKey("bank", f"o{number}") for number in range(others)]
+        self.intents = {key: replace(intent(key.name, tenant=key.tenant), migration=rule) for key in self.keys}
         devices = {key: "cpu0" if together else f"cpu{number}" for number, key in enumerate(self.keys)}
         self.at = {
             key: ReplicaPlace(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp16", prepared=prepared)
@@ -192,6 +203,34 @@ def test_so_many_of_a_region_move_at_once_and_the_others_have_their_turn(data: s
     for _ in range(40):
         plain.look(*plain.keys)
     assert {each.workload for each in plain.moves} == set(plain.keys)
+
+
+def shift(plain: Plain) -> None:
+    """The new replicas of all live moves take requests, for an hour."""
+    for each in plain.live:
+        begun, end = Elapsed(plain.now), Elapsed(plain.now + HOUR_S)
+        state = ShiftingState(0, RequestStats(), RequestStats(), begun, end, end)
+        story = (*each.stages, StageEntry(MigrationStage.SHIFTING, Wall(START + plain.now + HOUR_S)))
+        target = replace(each.source, assignment=f"a-{each.id}", node=each.aim.node)
+        plain.migrations[each.id] = replace(each, stages=story, state=state, target=target)
+
+
+@pytest.mark.parametrize("cause", [Cause.HEAT, Cause.SLO, Cause.PRICE])
+def test_long_moves_of_one_tenant_keep_another_waiting_for_no_longer_than_they_load(cause: Cause) -> None:
+    plain = Plain(workloads=TENANT_MOST + 1, others=1)
+    *mine, other = plain.keys
+    while not plain.moves:
+        plain.look(*mine)
+    assert len(plain.live) == REGION_MOST
+    plain.look(*mine, other, cause=cause)
+    assert set(plain.holds) == {HoldReason.REGION}
+    for each in plain.live:
+        plain.migrations[each.id] = replace(each, stages=(replace(each.stages[0], at=Wall(START + 2 * HOUR_S)),))
+    shift(plain)
+    for _ in range(4):
+        plain.look(*mine, other, cause=cause)
+    assert [each.workload for each in plain.live if each.workload.tenant == "bank"] == [other]
+    assert sum(each.workload.tenant == "shop" for each in plain.live) == TENANT_MOST, "its fifth waits for its own"
 
 
 def test_moves_between_regions_take_no_turn_from_those_inside() -> None:
