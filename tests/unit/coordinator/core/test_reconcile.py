@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from harness.builders.coordinator_core import DIGEST, SMALL, CoreRegion, device, inputs, intent, node, require
+from harness.builders.coordinator_core import (
+    DIGEST,
+    SMALL,
+    CoreRegion,
+    device,
+    inputs,
+    intent,
+    node,
+    observation,
+    require,
+)
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.memory import MEMORY, SmallMemory, memory_writes
 from shoal.coordinator.core.fleet import updates
@@ -16,8 +26,8 @@ from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
-from shoal.coordinator.core.workloads.model import ReconcilerMemory
-from shoal.types.assignment import Batching, Phase
+from shoal.coordinator.core.workloads.model import Crashes, ReconcilerMemory
+from shoal.types.assignment import Assignment, Batching, Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.tolerance import default
@@ -439,6 +449,46 @@ def replicas_of(region: CoreRegion, workload: WorkloadKey) -> set[str]:
         for each in agent.content.assignments
         if each.workload == workload and agent.up and each.id not in agent.stuck
     }
+
+
+def test_crashes_are_remembered_no_longer_than_they_matter() -> None:
+    region = CoreRegion(node("a"))
+    region.intents = (intent("w"),)
+    region.run(10)
+    (base,) = region.desired["a"].assignments
+    state, memory = region.fleet.nodes["a"], ReconcilerMemory()
+
+    def count(one: Assignment | None, now: float, models: tuple[str, ...] = (DIGEST,)) -> tuple[Crashes, ...]:
+        assignments = (one,) if one is not None else ()
+        reports = {each.id: observation(each, Phase.FAILED, code=Code.WORKER_CRASHED) for each in assignments}
+        fleet = replace(region.fleet, nodes={"a": replace(state, observed=reports)})
+        return failures.count_crashes(memory, fleet, {"a": assignments}, Elapsed(now), models)
+
+    for number in range(50):
+        one = replace(base, id=f"a-{number}")
+        memory = replace(memory, crashes=count(one, float(number)))
+        assert memory.crashes[0].seen == ((one.id, 0),), "of what exists"
+        assert count(one, float(number)) == memory.crashes, "a repeated report counts nothing"
+    late = 50.0 + failures.CRASH_MEMORY_S
+    assert [each.count for each in count(None, late)] == [50], "an operator clears a model that is to blame"
+    assert count(None, 50.0, models=()) == (), "the model is gone"
+    memory = replace(memory, crashes=(replace(memory.crashes[0], count=failures.POISON_AFTER - 1),))
+    assert len(count(None, 50.0)) == 1
+    assert count(None, late) == ()
+
+
+def test_nothing_is_remembered_of_a_deleted_nodes_replicas() -> None:
+    region = CoreRegion(node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(20)
+    ((name, (where, _)),) = region.replicas().items()
+    region.agents[where].up = False
+    region.run(1)
+    del region.agents[where]
+    region.fleet = updates.remove_node(region.fleet, where)
+    region.run(10)
+    assert name not in region.memory.marks
+    assert len(region.replicas()) == 1
 
 
 def crashes_of(region: CoreRegion, workload: WorkloadKey) -> None:

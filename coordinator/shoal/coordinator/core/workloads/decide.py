@@ -101,7 +101,7 @@ def decide(
     desired = part.desired
     memory = replace(
         world.memory,
-        crashes=count_crashes(world.memory, world.fleet, desired, now),
+        crashes=count_crashes(world.memory, world.fleet, desired, now, world.profiles.keys()),
         measured=warm_ups.measured,
         unloadable=record_unloadable(world.memory, world.fleet, desired, world.profiles.keys()),
     )

@@ -29,14 +29,26 @@ FINAL_FAILURES = PERMANENT_LOAD_FAILURES | {Code.DEVICE_LOST, Code.POISONED, Cod
 
 
 def count_crashes(
-    memory: ReconcilerMemory, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]], now: Elapsed
+    memory: ReconcilerMemory,
+    fleet: Fleet,
+    desired: Mapping[str, tuple[Assignment, ...]],
+    now: Elapsed,
+    models: Collection[str],
 ) -> tuple[Crashes, ...]:
     """Own-fault crashes across the fleet, with those that the nodes report now. A repeated report counts nothing.
+    models: digests that the region has; crashes of others are dropped, as are few that are long ago.
 
     Counted by triple and by the requester whose requests may have caused them: a tenant can crash its own workers on
     purpose.
     """
-    known = {(each.triple, each.requester): each for each in memory.crashes}
+    held = (
+        frozenset(one.id for assignments in desired.values() for one in assignments) if memory.crashes else frozenset()
+    )
+    known = {
+        (each.triple, each.requester): kept
+        for each in memory.crashes
+        if each.triple.model in models and (kept := _relevant_crashes(each, memory.marks, held, now)) is not None
+    }
     for node in sorted(desired):
         state = fleet.nodes.get(node)
         if state is None:
@@ -58,6 +70,17 @@ def count_crashes(
                 count = max(count, POISON_AFTER)
             known[triple, requester] = Crashes(triple, count, now, (*before.seen, event), requester)
     return tuple(known[each] for each in sorted(known))
+
+
+def _relevant_crashes(
+    crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed
+) -> Crashes | None:  # fmt: skip
+    """The count without reports of assignments that are gone, which nobody repeats; None where it is of no more use.
+    marks, held: assignments that exist."""
+    seen = tuple(each for each in crashes.seen if each[0] in marks or each[0] in held)
+    if not seen and crashes.count < POISON_AFTER and now - crashes.last_at > CRASH_MEMORY_S:
+        return None
+    return crashes if len(seen) == len(crashes.seen) else replace(crashes, seen=seen)
 
 
 def poisonings(crashes: tuple[Crashes, ...]) -> frozenset[Poisoning]:
