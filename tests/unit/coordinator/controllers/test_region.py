@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -33,6 +34,8 @@ from shoal.types.profile import PROFILE_VERSION, ModelProfile
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Seconds
 from shoal.types.workload import WorkloadKey
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -643,6 +646,19 @@ async def test_the_audit_log_shows_what_was_done_to_it(world: RegionFixture) -> 
     assert first_broken_entry(swapped) == entries[0].sequence
     checks = [check async for check in examine(world.region, world.store) if "audit" in check.name]
     assert [check.refusal for check in checks] == [None]
+
+
+async def test_doctor_checks_the_invariants_beside_the_loop(world: RegionFixture) -> None:
+    works = list[object]()
+
+    async def compute(work: Callable[[], T], /) -> T:
+        found = work()
+        works.append(found)
+        return found
+
+    checks = [check.name async for check in examine(world.region, world.store, compute)]
+    assert "the invariants hold" in checks
+    assert () in works, "what was found of them"
 
 
 async def test_f50_doctor_and_get_nodes_say_that_a_front_does_not_answer(world: RegionFixture) -> None:
