@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.builders.coordinator_core import DIGEST, SMALL, counts_of
+from harness.builders.agent_values import assignment
+from harness.builders.coordinator_core import DIGEST, SMALL, counts_of, node
 from shoal.coordinator import codec
+from shoal.coordinator.core.fleet.state import Fleet, NodeState
 from shoal.coordinator.core.migration.advance import _handovers
 from shoal.coordinator.core.migration.effects import move_of, moves_of
 from shoal.coordinator.core.migration.guard import evaluate_step
@@ -468,7 +470,10 @@ def test_what_drains_cannot_be_cancelled() -> None:
 def test_those_that_have_a_place_come_first() -> None:
     several = [replace(begin_migration(), id=f"m-{index}") for index in range(3)]
     several[2] = reserve(several[2], TARGET, at(1), WALL)[0]
-    assert [move.migration for move in moves_of(several)] == ["m-2", "m-0", "m-1"]
+    fleet = Fleet({SOURCE.node: NodeState(node(SOURCE.node))})
+    held = {SOURCE.node: (assignment(SOURCE.assignment),)}
+    assert [move.migration for move in moves_of(several, fleet, held)] == ["m-2", "m-0", "m-1"]
+    assert [move.migration for move in moves_of(several, fleet, {})] == ["m-2"], "nothing is left of their sources"
 
 
 def test_waiting_for_its_turn_costs_a_move_no_time() -> None:
