@@ -180,7 +180,9 @@ async def test_a_step_with_an_unforeseen_error_is_logged_and_the_region_does_all
     assert [(each["task"], each["log_level"], each["exc_info"]) for each in failed] == [("step", "error", True)] * 3
     assert counted.counts[metrics.STEPS_FAILED, ()] == 3
     assert region.write_refusal is None, "the store is as good as before"
-    assert region.fleet.fleet.ticked_at > began + 1.0, "the fleet's time goes on"
+    ticked_at = region.fleet.fleet.ticked_at
+    assert ticked_at is not None
+    assert ticked_at > began + 1.0, "the fleet's time goes on"
     await region.documents.delete(DocumentKey("Workload", "default/reader"), "test")
     await world.step()
     assert all(each.draining for each in region.workloads.desired[agent.name].assignments)
