@@ -297,7 +297,7 @@ async def _lead(
         asyncio.create_task(keep_running(region.events.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(keep_running(region.models.profiles.run)),
-        asyncio.create_task(keep_running(region.models.garbage.run)),
+        asyncio.create_task(keep_running(region.models.unrecorded.run)),
         asyncio.create_task(keep_running(members.run)),
         asyncio.create_task(keep_running(operator.run)),
         asyncio.create_task(keep_running(region.signals.run)),

@@ -39,11 +39,11 @@ def page_of(command: dict[str, Any], size: int, padding: int = 0) -> bytes:
 
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Broker], _ControlClient]:
-    def connected(broker: Broker) -> _ControlClient:
+    def control_of(broker: Broker) -> _ControlClient:
         monkeypatch.setattr(mqtt, "publish", broker.publish)
         return _ControlClient(cast(aiomqtt.Client, broker))
 
-    return connected
+    return control_of
 
 
 async def test_what_nobody_asked_for_is_not_kept_and_ends_the_connection(

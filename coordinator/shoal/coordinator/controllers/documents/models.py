@@ -1,7 +1,7 @@
 """Push, keep, fetch and remove models: signature and bytes verified, inspected in a child process, then recorded.
 
 A refused model leaves no bytes behind, unless the store cannot tell that no record names them, or another coordinator
-was elected meanwhile, which may be about to record them. Such bytes are garbage, which a leader deletes a day later.
+was elected meanwhile, which may be about to record them. A leader deletes such bytes a day later.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.documents.garbage import GarbageCollector
+from shoal.coordinator.controllers.documents.unrecorded_bytes import UnrecordedBytes
 from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer, other_profile
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
@@ -74,7 +74,7 @@ class ModelsController:
         """Assignments whose recordings are under way."""
         self.profiles = ProfileRefresh(context, blobs, inspector, catalog, adopt)
         """To run in the background after a start."""
-        self.garbage = GarbageCollector(blobs, context.clock, self._is_recorded, self._delete_unrecorded)
+        self.unrecorded = UnrecordedBytes(blobs, context.clock, self._is_recorded, self._delete_unrecorded)
         """To run in the background, too."""
 
     async def start(self) -> None:

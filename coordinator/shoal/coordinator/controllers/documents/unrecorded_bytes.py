@@ -6,13 +6,13 @@ from typing import Final
 from shoal.coordinator.ports import Blobs, Clock
 from shoal.types.units import Elapsed, Seconds
 
-GARBAGE_AFTER_S: Final = Seconds(24 * 3600.0)
+DELETE_AFTER_S: Final = Seconds(24 * 3600.0)
 """Bytes are deleted when a leader has found no record of them for so long: time to replace a store that was restored
 from too old a copy. A choice."""
 LOOK_EVERY_S: Final = Seconds(3600.0)
 
 
-class GarbageCollector:
+class UnrecordedBytes:
     """To run while this coordinator leads."""
 
     def __init__(
@@ -41,5 +41,5 @@ class GarbageCollector:
         unrecorded = [digest for digest in await self._blobs.digests() if not self._is_recorded(digest)]
         self._since = {digest: self._since.get(digest, now) for digest in unrecorded}
         for digest, since in self._since.items():
-            if now - since >= GARBAGE_AFTER_S:
+            if now - since >= DELETE_AFTER_S:
                 await self._delete(digest)
