@@ -201,7 +201,7 @@ class ProcessSupervisor:
         await asyncio.wait({waited, program.task}, timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         waited.cancel()
         if not program.ready_event.is_set():
-            log = self._log(program)
+            log = self._log_file(program)
             raise ShoalError(
                 Refusal(Code.INTERNAL, f"{name} did not start: {last_line(log)}", "a ready line", f"read {log}")
             )
@@ -214,8 +214,8 @@ class ProcessSupervisor:
             try:
                 await self._run_once(program)
             except (OSError, ShoalError, ValueError) as error:  # ValueError: a line of output that never ends
-                with contextlib.suppress(OSError), self._log(program).open("a") as log:
-                    log.write(f"{error}\n")
+                with contextlib.suppress(OSError), self._log_file(program).open("a") as file:
+                    file.write(f"{error}\n")
                 if program.process is not None and program.process.returncode is None:
                     program.process.kill()
                     await program.process.wait()
@@ -230,7 +230,7 @@ class ProcessSupervisor:
         command = self.command(program.member)
         if self._starter is not None:
             command = temporary_command(command)
-        with self._log(program).open("ab") as log:
+        with self._log_file(program).open("ab") as log:
             # Its own session, so that a terminal's ^C reaches the waiting command but not the federation.
             program.process = await asyncio.create_subprocess_exec(
                 *command,
@@ -256,7 +256,7 @@ class ProcessSupervisor:
                     program.ready_event.set()
         await program.process.wait()
 
-    def _log(self, program: SupervisedProgram) -> Path:
+    def _log_file(self, program: SupervisedProgram) -> Path:
         return self._folder / "logs" / f"{program.member.name}.log"
 
     async def _wait_listening(self, program: SupervisedProgram) -> None:

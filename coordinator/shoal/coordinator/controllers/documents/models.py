@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 
 from shoal.coordinator import codec
-from shoal.coordinator.controllers.documents.unrecorded_bytes import UnrecordedBytes
 from shoal.coordinator.controllers.documents.profile_refresh import ProfileRefresh, is_newer, other_profile
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
+from shoal.coordinator.controllers.documents.unrecorded_bytes import UnrecordedBytes
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.core.catalog.model import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
