@@ -7,7 +7,6 @@ breaks fails with UNAVAILABLE; whether the server can have begun to answer it is
 import asyncio
 import secrets
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final, cast
@@ -15,7 +14,7 @@ from typing import Final, cast
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.http2_session import Http2Session, wake
 from shoal.host.tls import TlsConnection
-from shoal.http2.connection import GoAwayReceived, Http2Limits, Side, Stream
+from shoal.http2.connection import Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
 from shoal.http2.grpc_messages import (
     GrpcStatus,
@@ -30,6 +29,7 @@ from shoal.http2.grpc_messages import (
 )
 from shoal.http2.header_blocks import HeaderList, encode
 from shoal.http2.keepalive import Keepalive
+from shoal.http2.stream_shares import StreamShares
 from shoal.types.address import HostPort
 from shoal.types.backoff import delay
 
@@ -53,6 +53,8 @@ _STATUS_OK: Final = object()
 """What was made of a block (`HeaderList.parsed`) that is the head of an answer, or its end. A server repeats both."""
 
 Metadata = Sequence[tuple[str, str]]
+MakeMetadata = Callable[[], Metadata]
+"""Makes what is said with a call once it has a stream: what is signed is not to grow old while it waits for one."""
 
 _HTTP_STATUSES: Final = {
     400: GrpcStatus.INTERNAL,
@@ -107,7 +109,9 @@ class CallError(Exception):
 class ClientCall:
     """One call. Its user writes messages and half-closes, reads messages until None, and closes it."""
 
-    def __init__(self, session: "ClientSession", max_bytes: int) -> None:
+    def __init__(self, session: "ClientSession", payer: str, max_bytes: int) -> None:
+        self.payer = payer
+        """Whose share of the connection's streams it uses."""
         self._session = session
         self._max_bytes = max_bytes
         self._stream: Stream | None = None
@@ -272,8 +276,8 @@ class UnaryCall(ClientCall):
     """A call of one message each way, whose outcome `on_answer` gets, without a task. It is called once, not after
     `withdraw`, and must not raise."""
 
-    def __init__(self, session: "ClientSession", max_bytes: int, on_answer: OnAnswer) -> None:
-        super().__init__(session, max_bytes)
+    def __init__(self, session: "ClientSession", payer: str, max_bytes: int, on_answer: OnAnswer) -> None:
+        super().__init__(session, payer, max_bytes)
         self._on_answer: OnAnswer | None = on_answer
         self._timer: asyncio.TimerHandle | None = None
 
@@ -324,54 +328,84 @@ class UnaryCall(ClientCall):
 class ClientSession(Http2Session):
     """One connection of a channel."""
 
-    def __init__(self, channel: "GrpcChannel", keepalive: Keepalive) -> None:
+    def __init__(self, channel: "GrpcChannel", keepalive: Keepalive, *, is_shared: bool = False) -> None:
+        """`is_shared` as in `GrpcChannel`."""
         super().__init__(Side.CLIENT, Http2Limits(frame_bytes=ANSWER_FRAME_BYTES), keepalive.user_timeout_s)
         self.greeted = asyncio.Event()
         """Set when the server's settings have arrived, or the connection is lost."""
         self._channel = channel
-        self._slots: deque[asyncio.Future[None]] = deque()
-        """Calls that wait because the server allows no further stream."""
+        self._shares = StreamShares[asyncio.Future[bool]](is_shared=is_shared)
+        """Whose the streams are. What waits is told whether it has one now, or never will."""
         self._ended = asyncio.Event()
         """Set when a call has ended."""
         self._is_lost = False
         self.loss: OSError | None = None
         """Why the connection was lost, where the transport knows."""
 
-    async def open(self, block: bytes, request: bytes | None, max_bytes: int) -> ClientCall:
-        """Open a call by its header block; a `request` is its only message. Raises CallError."""
-        connection = self.connection
-        while self.is_open and len(connection.streams) >= connection.peer_max_streams:
-            slot = self.loop.create_future()
-            self._slots.append(slot)
-            try:
-                await slot
-            except asyncio.CancelledError:
-                self._free_slot()
-                raise
-        if not self.is_open:
-            raise CallError(GrpcStatus.UNAVAILABLE, "the connection was lost", was_processed=False)
-        call = ClientCall(self, max_bytes)
+    async def open(
+        self, payer: str, make_block: Callable[[], bytes], request: bytes | None, max_bytes: int
+    ) -> ClientCall:
+        """Open a call once its payer may have a stream; `make_block` makes its header block then. A `request` is its
+        only message. Raises CallError."""
+        if self.has_stream(payer):
+            self._shares.take(payer)
+        else:
+            await self._wait_for_stream(payer)
         try:
-            self.begin(call, block, request)
-        except GoAwayReceived:
-            raise CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True) from None
+            refusal = self._refusal()
+            if refusal is not None:
+                raise refusal
+            block = make_block()
+        except BaseException:
+            self._free_stream(payer)
+            raise
+        call = ClientCall(self, payer, max_bytes)
+        self._send_head(call, block, request)
         return call
 
-    @property
-    def has_stream(self) -> bool:
-        """Whether a call may begin now, and none waits for that."""
+    def has_stream(self, payer: str) -> bool:
+        """Whether a call of the payer may begin now."""
         connection = self.connection
         is_open = self.is_open and not connection.is_going_away
-        return is_open and not self._slots and len(connection.streams) < connection.peer_max_streams
+        return is_open and self._shares.may_take(payer, connection.peer_max_streams)
 
     def begin(self, call: ClientCall, block: bytes, request: bytes | None) -> None:
-        """Send a call's header block, and a `request` that is its only message. Raises GoAwayReceived."""
+        """Begin a call whose payer `has_stream`, by its header block; a `request` is its only message."""
+        self._shares.take(call.payer)
+        self._send_head(call, block, request)
+
+    async def _wait_for_stream(self, payer: str) -> None:
+        """Return when the payer has a stream, which is to be freed. Raises CallError."""
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        granted: asyncio.Future[bool] = self.loop.create_future()
+        self._shares.wait(payer, granted)
+        try:
+            has_stream = await granted
+        except asyncio.CancelledError:
+            is_late = not self._shares.withdraw(payer, granted)
+            if is_late and not granted.cancelled() and granted.result():
+                self._free_stream(payer)
+            raise
+        if not has_stream:
+            raise self._refusal() or _lost()
+
+    def _refusal(self) -> CallError | None:
+        """Why no call can begin here any more."""
+        if self.connection.is_going_away:
+            return CallError(GrpcStatus.UNAVAILABLE, "the server goes away", was_refused=True)
+        return None if self.is_open else _lost()
+
+    def _send_head(self, call: ClientCall, block: bytes, request: bytes | None) -> None:
+        """Send the header block of a call that has a stream, and a `request` that is its only message."""
         connection = self.connection
         stream = connection.open_stream(block)
-        if connection.is_going_away:  # that was the last number for a stream
-            self._channel.on_session_leaving(self)
         stream.user = call
         call.on_open(stream)
+        if connection.is_going_away:  # that was the last number for a stream
+            self._channel.on_session_leaving(self)
+            self._end_waits()
         if request is not None and len(request) < _JOINED_BYTES:
             connection.send_last(stream, frame_message(request))
         elif request is not None:
@@ -379,24 +413,47 @@ class ClientSession(Http2Session):
             connection.send_last(stream, request)
         self.flush_soon()
 
+    def _free_stream(self, payer: str) -> None:
+        """One of the payer's streams is used no longer: others go on."""
+        self._shares.leave(payer)
+        if self._shares.lines:
+            self._grant_streams()
+        self._ended.set()
+
+    def _grant_streams(self) -> None:
+        shares, most = self._shares, self.connection.peer_max_streams
+        while (found := shares.grant(most)) is not None:
+            payer, granted = found
+            if granted.done():  # whoever waited for it is about to withdraw
+                shares.leave(payer)
+            else:
+                granted.set_result(True)
+
+    def _end_waits(self) -> None:
+        """No call begins here any more."""
+        for granted in self._shares.end_waits():
+            if not granted.done():
+                granted.set_result(False)
+
     def data_received(self, data: bytes | memoryview) -> None:
         super().data_received(data)
         if self.connection.is_greeted:
             self.greeted.set()
+        if self._shares.lines:  # the server may allow more streams now
+            self._grant_streams()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self.loss = exc if isinstance(exc, OSError) else None
+        self._end_waits()
         super().connection_lost(exc)
         self.greeted.set()
-        while self._slots:
-            wake(self._slots.popleft())
         self._channel.on_session_lost(self)
 
     async def wait_until_idle(self, within_s: float) -> None:
         """Return when no call is left, or after `within_s`."""
         end = self.loop.time() + within_s
-        while self.connection.streams and (left_s := end - self.loop.time()) > 0:
+        while self._shares.total and (left_s := end - self.loop.time()) > 0:
             self._ended.clear()
             await wait_or_timeout(self._ended, left_s)
 
@@ -418,10 +475,9 @@ class ClientSession(Http2Session):
     def on_closed(self, stream: Stream, error: ErrorCode | None) -> None:
         call: ClientCall | None = stream.user
         if call is not None:
+            self._free_stream(call.payer)  # first: who is told of the end may begin another call
             call.on_closed(error, is_lost=self._is_lost)
             stream.user = None
-        self._free_slot()
-        self._ended.set()
         if self.connection.is_going_away:
             self.close_when_idle()
 
@@ -434,18 +490,12 @@ class ClientSession(Http2Session):
 
     def on_goaway(self, last_stream: int, error: int) -> None:
         self._channel.on_session_leaving(self)
+        self._end_waits()
         for stream in tuple(self.connection.streams.values()):
             if stream.id > last_stream:
                 cast(ClientCall, stream.user).on_unprocessed()
                 self.connection.reset(stream, ErrorCode.CANCEL)
         self.close_when_idle()
-
-    def _free_slot(self) -> None:
-        while self._slots:
-            slot = self._slots.popleft()
-            if not slot.done():
-                slot.set_result(None)
-                return
 
 
 class GrpcChannel:
@@ -454,6 +504,7 @@ class GrpcChannel:
     context: called for each connection, so that renewed certificates count from the next one on; it may raise OSError.
     None for a connection without TLS.
     server_name: the DNS name that the server's certificate must prove. max_bytes: largest message of an answer.
+    is_shared: several payers use it, none of whom gets all the streams that the server allows (`StreamShares`).
     """
 
     def __init__(
@@ -463,6 +514,8 @@ class GrpcChannel:
         context: Callable[[], ssl.SSLContext] | None,
         keepalive: Keepalive,
         max_bytes: int,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._address = address
         # So that clients whose server went away do not come back together.
@@ -471,6 +524,7 @@ class GrpcChannel:
         self._context = context
         self._keepalive = keepalive
         self._max_bytes = max_bytes
+        self._is_shared = is_shared
         self._state = ChannelState.IDLE
         self._changed = asyncio.Event()
         self._session: ClientSession | None = None
@@ -500,28 +554,35 @@ class GrpcChannel:
         while self._state is state:
             await self._changed.wait()
 
-    async def unary(self, path: str, request: bytes, timeout_s: float | None = None, metadata: Metadata = ()) -> bytes:
-        """Send one message and return the only one of the answer. A call that a server refuses unread, because too many
-        are open or because it goes away, is sent again.
+    async def unary(
+        self,
+        path: str,
+        request: bytes,
+        timeout_s: float | None = None,
+        metadata: Metadata | MakeMetadata = (),
+        payer: str = "",
+    ) -> bytes:
+        """Send one message, for which `payer` has a stream, and return the only one of the answer. A call that a server
+        refuses unread, because too many are open or because it goes away, is sent again.
 
         Raises CallError, ChannelClosed.
         """
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         for attempt in range(MAX_REFUSALS):
             try:
-                return await self._unary(path, request, deadline, metadata)
+                return await self._unary(path, request, deadline, metadata, payer)
             except CallError as error:
                 if not error.was_refused:
                     raise
             await asyncio.sleep(delay(path, attempt, base_s=REFUSAL_BASE_S, cap_s=REFUSAL_CAP_S))
-        return await self._unary(path, request, deadline, metadata)
+        return await self._unary(path, request, deadline, metadata, payer)
 
-    async def _unary(self, path: str, request: bytes, deadline: float | None, metadata: Metadata) -> bytes:
+    async def _unary(
+        self, path: str, request: bytes, deadline: float | None, metadata: Metadata | MakeMetadata, payer: str
+    ) -> bytes:
         """`unary` once; `deadline` is by the event loop's clock."""
-        loop = asyncio.get_running_loop()
-        timeout_s = None if deadline is None else max(0.0, deadline - loop.time())
-        call = await self._open(path, timeout_s, metadata, request)
-        timer = None if deadline is None else loop.call_at(deadline, call.expire)
+        call = await self._open(path, deadline, metadata, request, payer)
+        timer = None if deadline is None else asyncio.get_running_loop().call_at(deadline, call.expire)
         try:
             answer = await call.read()
             if answer is None:
@@ -535,19 +596,24 @@ class GrpcChannel:
             if not call.is_over:
                 call.cancel()
 
-    @property
-    def can_begin(self) -> bool:
-        """Whether `begin_unary` would begin a call. False begins to connect."""
-        return self.connect() is ChannelState.READY and self._session is not None and self._session.has_stream
+    def can_begin(self, payer: str = "") -> bool:
+        """Whether `begin_unary` would begin a call of the payer. False begins to connect."""
+        return self.connect() is ChannelState.READY and self._session is not None and self._session.has_stream(payer)
 
     def begin_unary(
-        self, path: str, request: bytes, timeout_s: float, metadata: Metadata, on_answer: OnAnswer
+        self,
+        path: str,
+        request: bytes,
+        timeout_s: float,
+        metadata: Metadata | MakeMetadata,
+        on_answer: OnAnswer,
+        payer: str = "",
     ) -> UnaryCall | None:
         """As `unary`, without a task, and sent once; None where it would have to wait for a connection or a stream."""
         session = self._session
-        if session is None or not self.can_begin:
+        if self.connect() is not ChannelState.READY or session is None or not session.has_stream(payer):
             return None
-        call = UnaryCall(session, self._max_bytes, on_answer)
+        call = UnaryCall(session, payer, self._max_bytes, on_answer)
         session.begin(call, self._call_block(path, timeout_s, metadata), request)
         call.end_at(session.loop.time() + timeout_s)
         return call
@@ -555,7 +621,7 @@ class GrpcChannel:
     async def stream(self, path: str, metadata: Metadata = (), request: bytes | None = None) -> ClientCall:
         """Open a call whose messages are sent and read one by one; a `request` is the only one that is sent. The caller
         ends it. Raises CallError, ChannelClosed."""
-        return await self._open(path, None, metadata, request)
+        return await self._open(path, None, metadata, request, "")
 
     async def __aenter__(self) -> "GrpcChannel":
         return self
@@ -580,21 +646,35 @@ class GrpcChannel:
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _open(self, path: str, timeout_s: float | None, metadata: Metadata, request: bytes | None) -> ClientCall:
-        block = self._call_block(path, timeout_s, metadata)
+    async def _open(
+        self,
+        path: str,
+        deadline: float | None,
+        metadata: Metadata | MakeMetadata,
+        request: bytes | None,
+        payer: str,
+    ) -> ClientCall:
+        """`deadline` is by the event loop's clock."""
+        loop = asyncio.get_running_loop()
+
+        def make_block() -> bytes:
+            left_s = None if deadline is None else max(0.0, deadline - loop.time())
+            return self._call_block(path, left_s, metadata)
+
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline):
                 session = await self._ready_session()
-                return await session.open(block, request, self._max_bytes)
+                return await session.open(payer, make_block, request, self._max_bytes)
         except TimeoutError:
             raise CallError(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded", was_processed=False) from None
 
-    def _call_block(self, path: str, timeout_s: float | None, metadata: Metadata) -> bytes:
+    def _call_block(self, path: str, timeout_s: float | None, metadata: Metadata | MakeMetadata) -> bytes:
         """A call's header block."""
+        said = metadata() if callable(metadata) else metadata
         block = self._blocks.get(path) or self._block_of(path)
-        if timeout_s is None and not metadata:
+        if timeout_s is None and not said:
             return block
-        extra = [encode_metadata(key, value) for key, value in metadata]
+        extra = [encode_metadata(key, value) for key, value in said]
         if timeout_s is not None:
             extra.append((b"grpc-timeout", format_timeout(timeout_s).encode()))
         return block + encode(extra)
@@ -650,7 +730,7 @@ class GrpcChannel:
         target = HostPort.parse(self._address)
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
-        session = ClientSession(self, self._keepalive)
+        session = ClientSession(self, self._keepalive, is_shared=self._is_shared)
 
         def on_failure(error: OSError) -> None:
             if not failed.done():
@@ -719,6 +799,10 @@ class GrpcChannel:
             self._state = state
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
+
+
+def _lost() -> CallError:
+    return CallError(GrpcStatus.UNAVAILABLE, "the connection was lost", was_processed=False)
 
 
 _STATUS_OF_RESET: Final = {

@@ -19,7 +19,7 @@ from harness.faults.tcp_proxy import tcp_proxy
 from harness.servers.grpc_port import GrpcPort
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
+from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, Metadata
 from shoal.host.grpc_server import CallFailure, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.http2.keepalive import Keepalive
@@ -69,7 +69,13 @@ class ServerCase:
     channels: list[GrpcChannel] = field(default_factory=list)
 
     def channel(
-        self, keepalive: Keepalive = BULK, *, port: int = 0, name: str = NAME, files: CertificateFiles | None = None
+        self,
+        keepalive: Keepalive = BULK,
+        *,
+        port: int = 0,
+        name: str = NAME,
+        files: CertificateFiles | None = None,
+        is_shared: bool = False,
     ) -> GrpcChannel:
         own = files or self.authority.issue(Role.TENANT, "acme")
 
@@ -79,7 +85,7 @@ class ServerCase:
             made.set_alpn_protocols(["h2"])
             return made
 
-        made = GrpcChannel(f"127.0.0.1:{port or self.port}", name, context, keepalive, MAX_BYTES)
+        made = GrpcChannel(f"127.0.0.1:{port or self.port}", name, context, keepalive, MAX_BYTES, is_shared=is_shared)
         self.channels.append(made)
         return made
 
@@ -237,6 +243,30 @@ async def test_calls_beyond_what_the_server_allows_wait(case: ServerCase) -> Non
     assert case.calls.most == STREAMS
 
 
+async def test_one_of_several_payers_leaves_calls_to_others(case: ServerCase) -> None:
+    channel, said = case.channel(is_shared=True), list[int]()
+
+    async def ask(number: int) -> bytes:
+        def make_metadata() -> Metadata:
+            said.append(number)
+            return (("number", str(number)),)
+
+        return await channel.unary("/x/Hold", bytes([number]), 60.0, make_metadata, "loud")
+
+    tasks = [asyncio.create_task(ask(number)) for number in range(3 * STREAMS)]
+    await until(lambda: case.calls.inside == STREAMS - 1, 5, "as many inside as one may have")
+    assert await channel.unary("/x/Echo", b"x", 10.0, (), "quiet") == b"x"
+    assert (channel.can_begin("loud"), channel.can_begin("quiet")) == (False, True)
+    assert said == [0, 1, 2], "what is said with a call that waits would grow old"
+    tasks.pop().cancel()
+    case.calls.go.set()
+    assert await asyncio.gather(*tasks) == [bytes([number]) for number in range(3 * STREAMS - 1)]
+    assert case.calls.most == STREAMS - 1
+    assert list(dict.fromkeys(said)) == list(range(3 * STREAMS - 1)), (
+        "in their order; one that is refused is sent again"
+    )
+
+
 async def test_a_server_that_stops_answers_what_is_inside(case: ServerCase) -> None:
     channel = case.channel()
     task = asyncio.create_task(channel.unary("/x/Hold", b"kept"))
@@ -363,7 +393,7 @@ class Outcomes:
 
 async def ready(case: ServerCase) -> GrpcChannel:
     channel = case.channel()
-    assert not channel.can_begin
+    assert not channel.can_begin()
     assert await channel.unary("/x/Echo", b"x") == b"x"
     return channel
 
@@ -408,13 +438,13 @@ async def test_no_call_begins_without_a_task_where_it_would_wait(case: ServerCas
     channel, found = await ready(case), Outcomes()
     for _ in range(STREAMS):
         assert channel.begin_unary("/x/Hold", b"h", 10.0, (), found) is not None
-    assert not channel.can_begin
+    assert not channel.can_begin()
     assert channel.begin_unary("/x/Hold", b"h", 10.0, (), found) is None
     case.calls.go.set()
     await found.until(STREAMS)
     assert found.answers == STREAMS * [b"h"]
     await case.stop(0.1)
-    await until(lambda: not channel.can_begin, 10.0, "the channel to notice")
+    await until(lambda: not channel.can_begin(), 10.0, "the channel to notice")
 
 
 async def test_a_call_without_a_task_whose_answer_is_too_large(case: ServerCase) -> None:

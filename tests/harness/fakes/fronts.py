@@ -51,8 +51,11 @@ class OnePeer(NoPeers):
     def __init__(self, peer: OpenPeer | None = None) -> None:
         self.peer = peer
         self.asked = 0
+        self.payers: list[str] = []
+        """Whose requests wanted to go at once."""
 
-    def connection_to(self, _endpoint: Endpoint, _asked: bytes) -> OpenPeer | None:
+    def connection_to(self, _endpoint: Endpoint, _asked: bytes, payer: str) -> OpenPeer | None:
+        self.payers.append(payer)
         return self.peer
 
     async def infer(self, _endpoint: Endpoint, _asked: bytes, _context: CallContext) -> bytes:

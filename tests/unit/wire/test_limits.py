@@ -47,7 +47,7 @@ from shoal.coordinator.core.migration import queue
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
-from shoal.http2 import connection, frames, header_blocks, stream_resets
+from shoal.http2 import connection, frames, header_blocks, stream_resets, stream_shares
 from shoal.policies.documents import MAX_TOTAL_NODES
 from shoal.types.assignment import MAX_SUBSCRIPTIONS
 from shoal.types.migration import PACK_BYTES
@@ -64,6 +64,13 @@ def rows() -> dict[str, tuple[str, str]]:
     text = (DOCS / "reference/limits.md").read_text()
     found = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
     return {what: (limit, then) for what, limit, then in found if what not in ("what", "---")}
+
+
+def _calls_of_one_alone(most: int) -> int:
+    shares = stream_shares.StreamShares[None](is_shared=True)
+    while shares.may_take("", most):
+        shares.take("")
+    return shares.total
 
 
 def test_a_worker_takes_what_a_front_lets_wait_for_it() -> None:
@@ -171,6 +178,9 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{transport.MAX_MESSAGE // MIB} MiB, charged as its bytes are"
         ),
         "calls of one HTTP/2 connection at a front, at once": f"{data_port.MAX_STREAMS}",
+        "of these, calls of one tenant that a front forwards over a connection": (
+            f"{stream_shares.LEFT_FACTOR} for each that is left: {_calls_of_one_alone(data_port.MAX_STREAMS)} alone"
+        ),
         "calls of one client connection that it resets before their messages arrive": (
             f"half of at least {stream_resets.STREAMS}"
         ),

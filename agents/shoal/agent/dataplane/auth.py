@@ -3,7 +3,7 @@ connections."""
 
 import hashlib
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.agent.dataplane.forward_auth import ForwardAuth
@@ -45,6 +45,13 @@ class Caller:
     agreement: str = ""
     # The one workload that the forwarding front signed the request for; empty where any is allowed.
     workload: str = ""
+    # Whose share of a front, and of its connections, the request uses. Guests count by region, so that one region's
+    # guests do not delay another's.
+    payer: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_guest = self.tenant == GUEST_TENANT
+        object.__setattr__(self, "payer", f"{self.tenant}/{self.origin}" if is_guest else self.tenant)
 
     @property
     def is_forwarded(self) -> bool:

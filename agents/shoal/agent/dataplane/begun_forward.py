@@ -4,17 +4,17 @@ import asyncio
 from typing import Protocol
 
 from shoal.agent.frames import InferAnswer, PendingCall
-from shoal.host.grpc_client import CallError, GrpcChannel, UnaryCall
+from shoal.host.grpc_client import CallError, GrpcChannel, MakeMetadata, UnaryCall
 from shoal.types.codes import ShoalError
 from shoal.types.units import Seconds
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 class ForwardConnection(Protocol):
     """The connection to the other front."""
 
-    async def call(self, path: str, request: bytes, timeout_s: Seconds, metadata: Metadata) -> bytes:
+    async def call(
+        self, path: str, request: bytes, timeout_s: Seconds, make_metadata: MakeMetadata, payer: str
+    ) -> bytes:
         """Raises ShoalError."""
         ...
 
@@ -32,7 +32,8 @@ class BegunForward:
     unread."""
 
     __slots__ = (
-        "_channel", "_connection", "_deadline", "_metadata", "_path", "_pending", "_request", "_sent", "_task",
+        "_channel", "_connection", "_deadline", "_make_metadata", "_path", "_payer", "_pending", "_request", "_sent",
+        "_task",
     )  # fmt: skip
 
     def __init__(
@@ -42,9 +43,10 @@ class BegunForward:
         pending: PendingCall,
         path: str,
         request: bytes,
-        metadata: Metadata,
+        make_metadata: MakeMetadata,
+        payer: str,
     ) -> None:
-        """`channel`: of the connection, for a request of this size."""
+        """`channel`: of the connection, for a request of this size. `payer`: whose share of its streams it uses."""
         self._connection = connection
         self._channel = channel
         self._pending: PendingCall | None = pending
@@ -52,14 +54,17 @@ class BegunForward:
         self._request = request
         self._deadline = 0.0
         """By the event loop's clock."""
-        self._metadata = metadata
+        self._make_metadata = make_metadata
+        self._payer = payer
         self._sent: UnaryCall | None = None
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, now: float, timeout_s: Seconds) -> bool:
         """Send it; False where it would have to wait. `now`: by the event loop's clock."""
         self._deadline = now + timeout_s
-        self._sent = self._channel.begin_unary(self._path, self._request, timeout_s, self._metadata, self.on_answer)
+        self._sent = self._channel.begin_unary(
+            self._path, self._request, timeout_s, self._make_metadata, self.on_answer, self._payer
+        )
         return self._sent is not None
 
     def withdraw(self) -> None:
@@ -83,7 +88,7 @@ class BegunForward:
     async def _send_again(self) -> None:
         left = Seconds(self._deadline - asyncio.get_running_loop().time())
         try:
-            answer = await self._connection.call(self._path, self._request, left, self._metadata)
+            answer = await self._connection.call(self._path, self._request, left, self._make_metadata, self._payer)
         except ShoalError as error:
             self._end(b"", error)
         else:

@@ -144,7 +144,7 @@ class DirectRequests:
             return None
         flight = self._requests.make_plain(call, caller, head.id, route, request, now, remaining_s)
         endpoint = self._endpoint_of(target, flight)
-        at = None if endpoint is None else self._connection_to(endpoint, request)
+        at = None if endpoint is None else self._connection_to(endpoint, flight)
         if endpoint is None or at is None:
             return None
         gate = None if caller.hop else self._tenants.gate(caller.tenant)  # a forward was charged where it entered
@@ -179,14 +179,14 @@ class DirectRequests:
             return None
         number = self._requests.next_number()
         endpoint = self.router.choose_in_turn(flight, target.route, target.endpoint, now, number)
-        at = None if endpoint is None else self._connection_to(endpoint, flight.request)
+        at = None if endpoint is None else self._connection_to(endpoint, flight)
         return None if endpoint is None or at is None else (endpoint, at)
 
-    def _connection_to(self, endpoint: Endpoint, request: bytes) -> OpenReplica | None:
-        """None where there is none yet."""
+    def _connection_to(self, endpoint: Endpoint, flight: InFlightRequest) -> OpenReplica | None:
+        """None where there is none yet, or the request would have to wait for its payer's turn on it."""
         if endpoint.kind is EndpointKind.LOCAL:
             return self.workers.connection_to(endpoint.assignment)
-        return self._peers.connection_to(endpoint, request)
+        return self._peers.connection_to(endpoint, flight.request, flight.payer)
 
     def _read_head(self, memo: DirectMemo, request: bytes) -> _Head | None:
         """None: the request is refused, or says something that is not usual."""
@@ -298,7 +298,8 @@ class DirectRequest:
         flight.attempts = 1
         self._begun = owner.router.begin_attempt(self._endpoint, flight, now)
         left = Seconds(flight.expires_at - now)
-        context = CallContext(flight.key.tenant, flight.caller.origin, flight.id, left, workload=flight.key.name)
+        key = flight.key
+        context = CallContext(key.tenant, flight.caller.origin, flight.id, left, workload=key.name, payer=flight.payer)
         try:
             self._call = self._at.begin_infer(self, self._endpoint, flight.request, context)
         except ShoalError as error:

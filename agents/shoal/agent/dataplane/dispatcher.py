@@ -244,6 +244,7 @@ class RequestDispatcher:
         context = CallContext(
             *(flight.key.tenant, flight.caller.origin, flight.id, remaining_s, flight.caller.agreement, token, attempt),
             workload=flight.key.name,
+            payer=flight.payer,
             is_suspect=self.router.is_suspect(flight, begun.at),
         )
         code: Code | None = Code.CANCELLED

@@ -205,7 +205,7 @@ class DataPlane:
             raise
         if not caller.hop:
             self._tenants.check(caller.tenant)
-        return f"{caller.tenant}/{caller.origin}" if caller.tenant == GUEST_TENANT else caller.tenant
+        return caller.payer
 
     async def pace(self, call: InboundCall, error: ShoalError) -> None:
         if error.code in _PACED:
@@ -260,6 +260,7 @@ class DataPlane:
         context = CallContext(
             *(caller.tenant, caller.origin, self._requests.name_of(call), Seconds(left), caller.agreement),
             workload=route.workload.name,
+            payer=caller.payer,
         )
         route = await self._dispatcher.wakes.wait(route, caller, Elapsed(self._clock.now() + left))
         tried: frozenset[str] = frozenset()

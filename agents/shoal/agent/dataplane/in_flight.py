@@ -13,7 +13,6 @@ from shoal.agent.dataplane.sessions import digest
 from shoal.agent.dataplane.tracing import Trace, Tracer
 from shoal.agent.dataplane.transport import MAX_REQUEST_ID, InboundCall, is_request_id
 from shoal.agent.ports import AgentClock
-from shoal.types.agreement import GUEST_TENANT
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
@@ -56,10 +55,8 @@ class InFlightRequest:
 
     @property
     def payer(self) -> str:
-        """Whose share of the front it uses. Guests count by region, so that one region's guests do not delay
-        another's."""
-        tenant = self.key.tenant
-        return f"{tenant}/{self.caller.origin}" if tenant == GUEST_TENANT else tenant
+        """Whose share of the front it uses."""
+        return self.caller.payer
 
     @property
     def size(self) -> Bytes:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from shoal.agent.dataplane.begun_forward import BegunForward
@@ -38,7 +39,7 @@ from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
 from shoal.host.egress_guard import refusal_of_peer
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel
+from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, MakeMetadata, Metadata
 from shoal.host.tls import client_context
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
@@ -110,6 +111,8 @@ class CallContext(NamedTuple):
     attempt: AttemptSpan | None = None
     # Name of its workload; for a guest's request, the agreement.
     workload: str = ""
+    # Whose share of a connection's streams it uses; empty for a call that the agent makes for itself.
+    payer: str = ""
     # A worker crashed under it before.
     is_suspect: bool = False
 
@@ -343,13 +346,15 @@ class _PeerConnection:
     def channel(self, request: bytes) -> GrpcChannel:
         return self.large if len(request) >= LARGE_BYTES else self.data
 
-    async def call(self, path: str, request: bytes, timeout_s: Seconds, metadata: tuple[tuple[str, str], ...]) -> bytes:
+    async def call(
+        self, path: str, request: bytes, timeout_s: Seconds, make_metadata: MakeMetadata, payer: str
+    ) -> bytes:
         """Raises AttemptFailed."""
         channel, call = self.channel(request), object()
         if channel is self.large:
             self._large_since[call] = asyncio.get_running_loop().time()
         try:
-            return await channel.unary(path, request, timeout_s, metadata)
+            return await channel.unary(path, request, timeout_s, make_metadata, payer)
         except (CallError, ChannelClosed) as error:
             raise self.failure_of(channel, error) from error
         finally:
@@ -361,11 +366,12 @@ class _PeerConnection:
         path: str,
         request: bytes,
         timeout_s: Seconds,
-        metadata: tuple[tuple[str, str], ...],
+        make_metadata: MakeMetadata,
+        payer: str,
     ) -> BegunForward | None:
         """As `call`, without a task: `pending` gets an InferAnswer. None where it would have to wait."""
         channel, now = self.channel(request), asyncio.get_running_loop().time()
-        call = BegunForward(self, channel, pending, path, request, metadata)
+        call = BegunForward(self, channel, pending, path, request, make_metadata, payer)
         if not call.begin(now, timeout_s):
             return None
         if channel is self.large:
@@ -444,8 +450,8 @@ class ConnectedPeer:
     def begin_infer(
         self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext
     ) -> BegunForward:
-        metadata = self.owner.metadata_of(endpoint, context)
-        begun = self.connection.begin_call(pending, _INFER, request, context.remaining_s, metadata)
+        make_metadata = partial(self.owner.metadata_of, endpoint, context)
+        begun = self.connection.begin_call(pending, _INFER, request, context.remaining_s, make_metadata, context.payer)
         if begun is None:
             raise _connect_failure("no connection", 0.0)
         return begun
@@ -510,11 +516,11 @@ class PeerClients:
             return self._connection(endpoint).data.connect() in _CONNECTING
         return False
 
-    def connection_to(self, endpoint: Endpoint, request: bytes) -> ConnectedPeer | None:
-        """The connection for a request, if that can be sent at once. None begins to open one."""
+    def connection_to(self, endpoint: Endpoint, request: bytes, payer: str) -> ConnectedPeer | None:
+        """The connection for a request, if that can be sent at once. None begins to open one where there is none."""
         with suppress(AttemptFailed):
             connection = self._connection(endpoint)
-            if connection.channel(request).can_begin:
+            if connection.channel(request).can_begin(payer):
                 return ConnectedPeer(self, connection)
         return None
 
@@ -525,13 +531,12 @@ class PeerClients:
 
     async def infer(self, endpoint: Endpoint, request: bytes, context: CallContext) -> bytes:
         """Raises AttemptFailed."""
-        return await self._call(endpoint, _INFER, request, context.remaining_s, self.metadata_of(endpoint, context))
+        return await self._forward(endpoint, _INFER, request, context)
 
     async def metadata(self, endpoint: Endpoint, name: str, context: CallContext) -> oip.ModelMetadataResponse:
         """Raises AttemptFailed."""
         request = oip.ModelMetadataRequest(name=name).SerializeToString()
-        path, said = f"/{SERVICE}/ModelMetadata", self.metadata_of(endpoint, context)
-        answer = await self._call(endpoint, path, request, context.remaining_s, said)
+        answer = await self._forward(endpoint, f"/{SERVICE}/ModelMetadata", request, context)
         try:
             return parse(oip.ModelMetadataResponse, answer, METADATA_LIMITS)
         except ShoalError as error:
@@ -541,15 +546,11 @@ class PeerClients:
         self, endpoint: Endpoint, method: str, request: bytes, timeout_s: Seconds
     ) -> bytes:
         """Call the verification source at an agent of this region; the answer is serialized. Raises AttemptFailed."""
-        return await self._call(
-            endpoint, f"/{WITNESS_SERVICE}/{method}", request, timeout_s, self._own_metadata(endpoint, method)
-        )
+        return await self._call_own(endpoint, WITNESS_SERVICE, method, request, timeout_s)
 
     async def hand_over(self, endpoint: Endpoint, method: str, request: bytes, timeout_s: Seconds) -> bytes:
         """Call the sessions service at an agent of this region; the answer is serialized. Raises AttemptFailed."""
-        return await self._call(
-            endpoint, f"/{SESSIONS_SERVICE}/{method}", request, timeout_s, self._own_metadata(endpoint, method)
-        )
+        return await self._call_own(endpoint, SESSIONS_SERVICE, method, request, timeout_s)
 
     async def close(self) -> None:
         for connection in self._connections.values():
@@ -557,10 +558,18 @@ class PeerClients:
         for task in tuple(self._retiring):
             task.cancel()
 
-    async def _call(
-        self, endpoint: Endpoint, path: str, request: bytes, timeout_s: Seconds, metadata: tuple[tuple[str, str], ...]
+    async def _forward(self, endpoint: Endpoint, path: str, request: bytes, context: CallContext) -> bytes:
+        connection = await self._open_connection(endpoint, request)
+        make_metadata = partial(self.metadata_of, endpoint, context)
+        return await connection.call(path, request, context.remaining_s, make_metadata, context.payer)
+
+    async def _call_own(
+        self, endpoint: Endpoint, service: str, method: str, request: bytes, timeout_s: Seconds
     ) -> bytes:
-        return await (await self._open_connection(endpoint, request)).call(path, request, timeout_s, metadata)
+        """A call that the agent makes for itself. All of these share streams as one payer's."""
+        connection = await self._open_connection(endpoint, request)
+        make_metadata = partial(self._own_metadata, endpoint, method)
+        return await connection.call(f"/{service}/{method}", request, timeout_s, make_metadata, "")
 
     async def _open_connection(self, endpoint: Endpoint, request: bytes) -> _PeerConnection:
         """An open connection for the request, or one whose call reports why it is not open. Raises AttemptFailed."""
@@ -592,7 +601,8 @@ class PeerClients:
             if endpoint.region and (denied := refusal_of_peer(key.address)) is not None:
                 raise AttemptFailed(denied, was_sent=False)
             data, large, life = (
-                GrpcChannel(key.address, key.name, lambda: context, keepalive, MAX_MESSAGE) for keepalive in keepalives
+                GrpcChannel(key.address, key.name, lambda: context, keepalive, MAX_MESSAGE, is_shared=True)
+                for keepalive in keepalives
             )
             connection = _PeerConnection(
                 data, large, life, Seconds(REGION_RECONNECT_S if endpoint.region else CONNECT_WAIT_S)
@@ -648,7 +658,7 @@ class PeerClients:
         roots = self._authorities.roots_of(endpoint.region, endpoint.node) if endpoint.region else None
         return _PeerAddress(endpoint.address, name, roots or b"")
 
-    def metadata_of(self, endpoint: Endpoint, context: CallContext) -> tuple[tuple[str, str], ...]:
+    def metadata_of(self, endpoint: Endpoint, context: CallContext) -> Metadata:
         """Metadata of a forwarded request, signed anew.
 
         Another region learns neither tenants nor nodes of this one. A trace id reveals nothing: it is random or the
@@ -675,8 +685,8 @@ class PeerClients:
         )
         return (*inside, (FORWARD_KEY, proof)) if proof else inside
 
-    def _own_metadata(self, endpoint: Endpoint, method: str) -> tuple[tuple[str, str], ...]:
-        """Metadata of a call that the agent makes for itself."""
+    def _own_metadata(self, endpoint: Endpoint, method: str) -> Metadata:
+        """Metadata of a call that the agent makes for itself, signed anew."""
         proof = "" if self._forward_auth is None else self._forward_auth.sign(endpoint.node, "", "", "", "", method)
         return ((FORWARD_KEY, proof),) if proof else ()
 

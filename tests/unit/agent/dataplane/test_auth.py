@@ -133,4 +133,5 @@ def test_a_gateway_of_another_region_has_its_agreements_and_nothing_else(
 def test_what_another_region_sends_enters_here_and_what_was_forwarded_inside_does_not() -> None:
     foreign = Caller(GUEST_TENANT, Role.GATEWAY, "g1", 1, "east", "east", "ag-1")
     inside = Caller(GUEST_TENANT, Role.GATEWAY, "g", 1, "east", agreement="ag-1")
+    assert {foreign.payer, inside.payer} == {"guests/east"}, "guests count by region"
     assert (foreign.is_ingress, inside.is_ingress) == (True, False)

@@ -162,11 +162,12 @@ CLIENT = InboundCall(bearer="secret", request_id="c-7")
 
 async def test_a_request_goes_to_the_only_replica_elsewhere() -> None:
     peer, ended = OpenPeer(), list[tuple[MessageBytes | None, Exception | None]]()
-    plane, _ = forwarding_front(peer)
+    plane, peers = forwarding_front(peer)
     direct = plane.prepare_direct(CLIENT, 5.0, {}, request())
     assert direct is not None
     assert direct.begin(lambda answer, error: ended.append((answer, error)))
     ((pending, context),) = peer.sent
+    assert ({*peers.payers}, context.payer) == ({"acme"}, "acme")
     assert (context.tenant, context.origin, context.request_id, context.workload) == ("acme", "entry", "c-7", "reader")
     assert 4.0 < context.remaining_s <= 5.0
     pending.set_result(InferAnswer(ANSWER, {}))
