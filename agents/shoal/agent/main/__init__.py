@@ -17,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     line that cannot be read."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with without("rich"):  # structlog would import it for consoles, 5 MiB of each process; our logs are JSON
+        # structlog would import them, for consoles and for another kind of threads: 5 and 1 MiB of each process
+        with without("rich", "greenlet"):
             return _front(words[1:]) if words[:1] == ["front"] else _run_command(words)
     except ShoalError as error:
         from shoal.host.refusal_text import print_refusal

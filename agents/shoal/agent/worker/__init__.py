@@ -2,5 +2,5 @@
 
 from shoal.host.lean_imports import without
 
-with without("rich"):  # as in `shoal.agent.main`
+with without("rich", "greenlet"):  # as in `shoal.agent.main`
     import structlog  # noqa: F401

@@ -8,12 +8,11 @@ finite, so that a mask of infinities does not hide the rest.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.agent.core.verification import InputComparison, is_within
-from shoal.agent.worker.tensors import Array
+from shoal.agent.worker.tensors import Array, is_bfloat16
 from shoal.types.migration import Drift, Metric, Tolerance
 from shoal.types.units import show_number
 
@@ -104,7 +103,7 @@ def _uses_metric(array: Array, own: Sequence[Tolerance]) -> bool:
 
 
 def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
+    return array.dtype.kind == "f" or is_bfloat16(array.dtype)
 
 
 def _structural_mismatch(wanted: Array, found: Array) -> str:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[reportMissingImports]
@@ -25,7 +24,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyright: ignore[rep
 from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
 from shoal.agent.worker.providers import CPU_PROVIDER, RUNTIME_VERSION, Partition, Provider, add_provider, partition
 from shoal.agent.worker.shapes import fix_shapes
-from shoal.agent.worker.tensors import DATATYPES, Array, tensor_specs
+from shoal.agent.worker.tensors import DATATYPES, Array, bfloat16, is_bfloat16, tensor_specs
 from shoal.agent.worker.value_dependence import is_bounded_by_size
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -373,7 +372,7 @@ def input_candidates(engine: Engine, work: Work) -> Iterator[Callable[[], dict[s
 
 
 def _to_value(array: Array) -> ort.OrtValue:
-    if array.dtype == ml_dtypes.bfloat16:
+    if is_bfloat16(array.dtype):
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array).view(np.uint16), _BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
@@ -385,7 +384,7 @@ def _from_value(value: ort.OrtValue) -> Array:
     shape = value.shape()
     size = math.prod(shape) * 2
     data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
+    return np.frombuffer(data, dtype=bfloat16()).reshape(shape)
 
 
 def _load_refusal(error: Exception) -> Refusal:

@@ -7,9 +7,9 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,14 +33,35 @@ class Datatype:
     name: str
     # Name in ONNX Runtime, for example tensor(float).
     runtime: str
-    # NumPy type of the array.
-    dtype: np.dtype[Any]
+    # NumPy type of the array, if it is one of NumPy's own.
+    own_dtype: np.dtype[Any] | None
     # Field of InferTensorContents. None: only raw bytes can carry this datatype.
     field: str | None
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy type of the array."""
+        return self.own_dtype if self.own_dtype is not None else bfloat16()
+
+
+@lru_cache(maxsize=1)
+def bfloat16() -> np.dtype[Any]:
+    """The type that NumPy lacks. What has it is imported with the first tensor of it: 2 MiB of a worker."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+    """Imports nothing for a type of NumPy's own, but for two bytes without a meaning."""
+    return dtype.kind == "V" and dtype.itemsize == 2 and dtype == bfloat16()
+
 
 def _table(rows: Iterable[tuple[str, str, Any, str | None]]) -> dict[str, Datatype]:
-    return {name: Datatype(name, f"tensor({runtime})", np.dtype(dtype), field) for name, runtime, dtype, field in rows}
+    return {
+        name: Datatype(name, f"tensor({runtime})", np.dtype(dtype) if dtype is not None else None, field)
+        for name, runtime, dtype, field in rows
+    }
 
 
 DATATYPES: Final = _table(
@@ -55,14 +76,18 @@ DATATYPES: Final = _table(
         ("INT32", "int32", np.int32, "int_contents"),
         ("INT64", "int64", np.int64, "int64_contents"),
         ("FP16", "float16", np.float16, None),
-        ("BF16", "bfloat16", ml_dtypes.bfloat16, None),
+        ("BF16", "bfloat16", None, None),
         ("FP32", "float", np.float32, "fp32_contents"),
         ("FP64", "double", np.float64, "fp64_contents"),
         ("BYTES", "string", np.object_, "bytes_contents"),
     ]
 )
 _BY_RUNTIME: Final = {datatype.runtime: datatype for datatype in DATATYPES.values()}
-_BY_DTYPE: Final = {datatype.dtype: datatype for datatype in DATATYPES.values()}
+_BY_DTYPE: Final = {each.own_dtype: each for each in DATATYPES.values() if each.own_dtype is not None}
+
+
+def _datatype_of(array: Array) -> Datatype:
+    return DATATYPES["BF16"] if is_bfloat16(array.dtype) else _BY_DTYPE[array.dtype]
 
 
 def tensor_specs(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -136,7 +161,7 @@ def output_names(request: oip.ModelInferRequest, outputs: Sequence[TensorSpec]) 
 
 def datatype_of(array: Array) -> str:
     """Name in the protocol."""
-    return _BY_DTYPE[array.dtype].name
+    return _datatype_of(array).name
 
 
 def batch_input(inputs: Iterable[TensorSpec]) -> str | None:
@@ -149,7 +174,7 @@ def make_request(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
     """A request with these inputs as raw contents, which `decode` accepts."""
     request = oip.ModelInferRequest()
     for name, array in feeds.items():
-        request.inputs.add(name=name, datatype=_BY_DTYPE[array.dtype].name, shape=array.shape)
+        request.inputs.add(name=name, datatype=_datatype_of(array).name, shape=array.shape)
         request.raw_input_contents.append(to_raw(array))
     return request
 
