@@ -4,15 +4,14 @@ The file has one array for each input of the model, and one for each output or f
 the samples. An array with one axis more than the model's tensor holds a sample in each slice. Otherwise the model's own
 first axis, which must be dynamic or 1, is cut into samples of size 1. Nothing is unpickled. Every size is computed from
 a header before anything of that size is allocated. The coordinator's inspection and the workers read it; both have
-numpy.
+numpy. `zipfile` and its decompressors, 1 MiB, are imported with the first pack: most workers are told of none.
 """
 
 import io
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,9 @@ from numpy.typing import NDArray
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import PACK_BYTES
 from shoal.types.profile import TensorSpec
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile, ZipInfo
 
 Array = NDArray[Any]
 
@@ -58,6 +60,8 @@ class SamplePack:
 
 def read_pack(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> SamplePack:
     """The pack in `data`, checked against the model's inputs and outputs. Raises ShoalError(MODEL_INVALID)."""
+    from zipfile import ZipFile
+
     specs = {spec.name: spec for spec in (*outputs, *inputs)}
     if len(data) > PACK_BYTES:
         raise _invalid(f"{len(data)} bytes", f"at most {PACK_BYTES}")
@@ -66,7 +70,7 @@ def read_pack(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[Tenso
     try:
         if (listed := _count_entries(data)) > MAX_ARRAYS:
             raise _invalid(f"{listed} arrays", f"at most {MAX_ARRAYS}")
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with ZipFile(io.BytesIO(data)) as archive:
             for member in archive.infolist():
                 name = member.filename.removesuffix(_ENDING)
                 if name not in specs or name in arrays or not member.filename.endswith(_ENDING):
@@ -99,8 +103,10 @@ def write_pack(
     Raises ShoalError(MODEL_INVALID) for shapes that differ between samples, for more than a file may hold, and for
     content that no file can hold.
     """
+    from zipfile import ZipFile
+
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
+    with ZipFile(file, "w") as archive:
         for side, specs in enumerate((inputs, outputs)):
             for spec in specs:
                 array = _column(spec.name, [sample[side][spec.name] for sample in samples])
@@ -135,8 +141,10 @@ def _count_entries(data: bytes) -> int:
     return data.count(b"PK\x01\x02", end - size, end)
 
 
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, left: int) -> Array:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+def _array(archive: "ZipFile", member: "ZipInfo", left: int) -> Array:
+    from zipfile import ZIP_DEFLATED, ZIP_STORED
+
+    if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         raise ValueError("a compression that numpy does not write")
     with archive.open(member) as file:
         read_header = _HEADERS.get(np.lib.format.read_magic(file))

@@ -4,7 +4,6 @@ The runtime is imported with the first order. The process outlives its superviso
 neither has been connected for `orphan_after` seconds.
 """
 
-import argparse
 import asyncio
 import faulthandler
 import mmap
@@ -23,6 +22,7 @@ from shoal.host import gc_freeze, logs
 from shoal.host.event_wait import wait_or_timeout
 
 ORPHAN_AFTER_S = 60.0
+_DEVICE = "--device-file="
 
 
 def run(
@@ -74,15 +74,15 @@ def _signal_ready() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="shoal-worker")
-    parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--orphan-after", type=float, default=ORPHAN_AFTER_S)
-    parser.add_argument("--device-file", type=Path, action="append", default=[])
-    arguments = parser.parse_args()
+    """`--socket PATH --models PATH [--orphan-after SECONDS] [--device-file=PATH]..`, as `WorkerProcess` starts it: what
+    reads a command line for people takes memory that a worker does not need."""
+    devices = [Path(word.removeprefix(_DEVICE)) for word in sys.argv[1:] if word.startswith(_DEVICE)]
+    words = [word for word in sys.argv[1:] if not word.startswith(_DEVICE)]
+    given = dict(zip(words[::2], words[1::2], strict=True))
     nonce = sys.stdin.readline().strip()
     sys.stdin.close()
-    run(arguments.socket, arguments.models, nonce, arguments.orphan_after, arguments.device_file)
+    orphan_after_s = float(given.get("--orphan-after", ORPHAN_AFTER_S))
+    run(Path(given["--socket"]), Path(given["--models"]), nonce, orphan_after_s, devices)
 
 
 if __name__ == "__main__":

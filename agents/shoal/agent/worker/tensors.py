@@ -49,7 +49,8 @@ def bfloat16() -> np.dtype[Any]:
     """The type that NumPy lacks. What has it is imported with the first tensor of it: 2 MiB of a worker."""
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16)
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:

@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 LARGE = (
-    "cryptography", "google.protobuf.json_format", "greenlet", "grpc", "ml_dtypes", "multiprocessing", "numpy.random",
-    "numpy.testing", "onnx", "prometheus_client", "psutil", "pydantic", "rich", "scipy", "yaml",
+    "argparse", "cryptography", "google.protobuf.json_format", "greenlet", "grpc", "ml_dtypes", "multiprocessing",
+    "numpy.random", "numpy.testing", "onnx", "prometheus_client", "psutil", "pydantic", "rich", "scipy", "yaml",
+    "zipfile",
 )  # fmt: skip
 """Modules that took 0.5 MB or more of one where they are installed, and that a model does without. `ml_dtypes` is
-imported for tensors of BF16."""
+imported for tensors of BF16, `zipfile` for samples."""
 SHOW = f"""
 import sys
 import shoal.agent.worker.main
