@@ -108,7 +108,7 @@ async def test_a52_one_alone_at_a_gateway_leaves_calls_of_its_connection_to_othe
         for _ in range(3):
             await quiet.infer("relu", INPUTS["relu"], timeout=ANSWER_S)
         at_the_node = len(slow.held)
-        assert STREAMS // 2 < at_the_node < STREAMS
+        assert STREAMS // 2 < at_the_node <= 3 * STREAMS // 4, "those of two payers would be more"
     finally:
         slow.answer_all()
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
