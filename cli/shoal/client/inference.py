@@ -181,6 +181,7 @@ class InferenceClient:
                 connection.connect()
                 is_open = True
             own = connection.sock
+            assert own is not None
             own.settimeout(_left_s(end))
             connection.request(method, path, body, {**headers, "shoal-tenant": self._context.tenant})
             own.settimeout(_left_s(end))
