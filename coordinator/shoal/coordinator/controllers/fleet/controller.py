@@ -69,10 +69,10 @@ from shoal.types.link import (
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Wall
 
-HELLO_BURST: Final = 60
+HELLO_BURST: Final = 256
 HELLOS_PER_S: Final = 1.0
-"""Sessions of one node: at first, and more a second. Each takes two commits and a step. An agent calls again after a
-tenth of a second to four, so a minute of failures passes. A choice."""
+"""Sessions of one node: at first, and more a second. Each takes two commits and a step, 2.4 ms of a core. An agent
+calls again after a tenth of a second to four, so minutes of failures pass. A choice."""
 _MOST_BUCKETS: Final = 131_072
 """Nodes whose sessions are counted: more than a region has."""
 ALIVE_HEARTBEATS: Final = 2
@@ -191,11 +191,6 @@ class FleetController:
                 f"protocol {OLDEST_PROTOCOL} to {PROTOCOL}",
                 "upgrade the older of the two",
             )
-        bucket, now = self._hellos.bucket_of(node, self._clock.now()), self._clock.now()
-        if not bucket.allows(now):
-            found = f"more than {HELLO_BURST} sessions of {node} at once, and {HELLOS_PER_S:g} a second"
-            return Refusal(Code.OVERLOADED, found, "sessions that last", "the agent calls again by itself")
-        bucket.spend(now)
         try:
             await self._before_hello(hello)
             grant, is_stored = await self._nodes.grant_of(node, self.fleet.nodes.get(node))
@@ -214,6 +209,12 @@ class FleetController:
             return refusal
         if (denied := check_declared_labels(hello.node.labels)) is not None:
             return denied
+        now = self._clock.now()
+        bucket = self._hellos.bucket_of(node, now)
+        if not bucket.allows(now):
+            found = f"more than {HELLO_BURST} sessions of {node} at once, and {HELLOS_PER_S:g} a second"
+            return Refusal(Code.OVERLOADED, found, "sessions that last", "the agent calls again by itself")
+        bucket.spend(now)
         epoch = (known.epoch if known is not None else 0) + 1
         wall = self._clock.wall()
         declared = hello.node.labels
