@@ -9,6 +9,8 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.types.codes import Code
 
+pytestmark = pytest.mark.alone
+
 HOUR, YEAR = 3600, 31_536_000
 JUMPS = (HOUR, -HOUR, YEAR, -YEAR)
 HELD_S = 1.5

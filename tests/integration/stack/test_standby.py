@@ -11,6 +11,8 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
 
+pytestmark = pytest.mark.alone
+
 NAME = "kept"
 BACK_WITHIN_S = 1.0
 BEYOND_LOAD_S = 2.0
