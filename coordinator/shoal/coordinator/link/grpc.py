@@ -97,7 +97,8 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         answer = await events.on_hello(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
             self._meter.count(metrics.SESSIONS_REFUSED, code=answer.code)
-            log.warning("session_refused", node=identity.name, code=answer.code, error=str(answer))
+            if answer.code is not Code.OVERLOADED:  # of which there is an event a minute
+                log.warning("session_refused", node=identity.name, code=answer.code, error=str(answer))
             return answer
         # No await between `on_hello` and here: messages to this node reach this session from now on.
         outbox.epoch = answer.epoch

@@ -134,7 +134,10 @@ async def test_a61_a_node_that_opens_session_after_session_is_slowed_and_no_othe
     for _ in range(HELLO_BURST):
         assert isinstance(await liar.connect(), Welcome)
         await world.region.fleet.on_close("liar", liar.epoch)
-    answer = await liar.connect()
+    answers = [await liar.connect() for _ in range(10)]
+    told = [event for event in await world.region.events.events_after(0, 10_000) if event.code == Code.OVERLOADED]
+    assert len(told) == 1, "once a minute"
+    answer = answers[-1]
     assert isinstance(answer, Refusal)
     assert answer.code is Code.OVERLOADED
     assert isinstance(await other.connect(), Welcome)

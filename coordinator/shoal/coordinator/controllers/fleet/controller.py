@@ -213,7 +213,10 @@ class FleetController:
         bucket = self._hellos.bucket_of(node, now)
         if not bucket.allows(now):
             found = f"more than {HELLO_BURST} sessions of {node} at once, and {HELLOS_PER_S:g} a second"
-            return Refusal(Code.OVERLOADED, found, "sessions that last", "the agent calls again by itself")
+            refusal = Refusal(Code.OVERLOADED, found, "sessions that last", "the agent calls again by itself")
+            if bucket.should_audit(now):  # an event, since a line of the log for each would fill the disk
+                await self._fence.note(LogEvent(Code.OVERLOADED, node, refusal.words, node=node))
+            return refusal
         bucket.spend(now)
         epoch = (known.epoch if known is not None else 0) + 1
         wall = self._clock.wall()
