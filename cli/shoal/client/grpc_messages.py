@@ -18,8 +18,8 @@ from shoal.client.tensors import (
     from_raw,
     plain_parameter,
     to_raw,
+    unreadable_answer,
 )
-from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.varint import varint
 
 _VARINT, _64_BIT, _BYTES, _32_BIT = 0, 1, 2, 5
@@ -60,7 +60,7 @@ def decode_response(message: bytes | memoryview) -> InferenceResult:
         outputs = {head.name: from_raw(raw, head.datatype, head.shape) for head, raw in zip(heads, raws, strict=True)}
         return InferenceResult(outputs, datatypes={head.name: head.datatype for head in heads})
     except (ValueError, KeyError, OverflowError) as cause:
-        raise _invalid(f"an answer that cannot be read: {cause}") from cause
+        raise unreadable_answer(f"an answer that cannot be read: {cause}") from cause
 
 
 def decode_stream_response(message: bytes) -> InferenceResult | str:
@@ -71,7 +71,7 @@ def decode_stream_response(message: bytes) -> InferenceResult | str:
             return error.decode()
         return decode_response(_view(fields.get(2, memoryview(b""))))
     except ValueError as cause:
-        raise _invalid(f"an answer that cannot be read: {cause}") from cause
+        raise unreadable_answer(f"an answer that cannot be read: {cause}") from cause
 
 
 def encode_metadata_request(model: str) -> bytes:
@@ -87,7 +87,7 @@ def decode_metadata(message: bytes) -> ModelMetadata:
             if number in found:
                 found[number].append(_tensor(_view(value)))
     except ValueError as cause:
-        raise _invalid(f"metadata that cannot be read: {cause}") from cause
+        raise unreadable_answer(f"metadata that cannot be read: {cause}") from cause
     return ModelMetadata(tuple(found[4]), tuple(found[5]))
 
 
@@ -170,7 +170,3 @@ def _text(number: int, value: str) -> bytes:
 
 def _bytes(number: int, value: bytes) -> bytes:
     return bytes((number << 3 | _BYTES,)) + varint(len(value)) + value
-
-
-def _invalid(found: str) -> ShoalError:
-    return refuse(Code.MESSAGE_INVALID, found, "an answer of the Open Inference Protocol", "update both sides")

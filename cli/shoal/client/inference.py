@@ -12,7 +12,8 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -33,6 +34,7 @@ from shoal.client.tensors import (
     from_raw,
     plain_parameter,
     to_raw,
+    unreadable_answer,
 )
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -82,11 +84,9 @@ class InferenceClient:
     def metadata(self, model: str) -> ModelMetadata:
         """Raises ShoalError(MODEL_NOT_FOUND, ..)."""
         _, body = self._call("GET", f"/v2/models/{model}", b"", {}, None, is_step=False)
-        try:
+        with _refuse_unreadable():
             described = json.loads(body)
             return ModelMetadata(_specs(described["inputs"]), _specs(described["outputs"]))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
-            raise _unreadable(cause) from cause
 
     def infer(
         self,
@@ -128,10 +128,8 @@ class InferenceClient:
         is_step = "sequence_id" in (parameters or {})
         body = b"".join((text, *raw.values()))
         said, answer = self._call("POST", f"/v2/models/{model}/infer", body, headers, deadline_s, is_step=is_step)
-        try:
+        with _refuse_unreadable():
             outputs, told = _outputs(said, answer)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
-            raise _unreadable(cause) from cause
         return InferenceResult(outputs, said, told)
 
     def _call(
@@ -215,9 +213,14 @@ def _left_s(end: float) -> float:
     return left_s
 
 
-def _unreadable(cause: Exception) -> ShoalError:
-    found = f"an answer that cannot be read: {type(cause).__name__}: {cause!s:.200}"
-    return refuse(Code.MESSAGE_INVALID, found, "an answer of the Open Inference Protocol", "update both sides")
+@contextmanager
+def _refuse_unreadable() -> Iterator[None]:
+    """Around what reads an answer. Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as cause:
+        found = f"an answer that cannot be read: {type(cause).__name__}: {cause!s:.200}"
+        raise unreadable_answer(found) from cause
 
 
 def _is_over(kept: socket.socket) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 
 DTYPES: Final = {
     "BOOL": np.bool_,
@@ -31,6 +31,10 @@ _NAMES: Final = {np.dtype(kind): name for name, kind in DTYPES.items()}
 Tensors = Mapping[str, NDArray[Any]]
 Parameters = Mapping[str, str | int | bool | float]
 """Parameters of a request, by name, such as `sequence_id`."""
+
+
+def unreadable_answer(found: str) -> ShoalError:
+    return refuse(Code.MESSAGE_INVALID, found, "an answer of the Open Inference Protocol", "update both sides")
 
 
 def plain_parameter(name: str, value: object) -> str | int | bool | float:

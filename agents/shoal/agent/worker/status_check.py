@@ -5,11 +5,13 @@ What the region's reader would refuse in a node's status is refused here, with t
 
 import math
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shoal.agent.packing import unpack
 from shoal.agent.worker.messages import WorkerReport, WorkerStatus
 from shoal.types.codes import Code, refuse
+
+T = TypeVar("T")
 
 _MOST_ITEMS: Final = 1_024
 """Of a list: of inputs and outputs as many as a model may have, of origins and buckets more than there are."""
@@ -22,21 +24,19 @@ _MOST_NUMBER: Final = 2.0**53
 
 def read_status(payload: bytes) -> WorkerStatus:
     """Raises ShoalError(MESSAGE_INVALID)."""
-    found = unpack(WorkerStatus, payload)
-    _check_texts(found)
-    return found
+    return _read(WorkerStatus, payload)
 
 
 def read_report(payload: bytes) -> WorkerReport:
     """Raises ShoalError(MESSAGE_INVALID)."""
-    found = unpack(WorkerReport, payload)
-    _check_texts(found)
-    return found
+    return _read(WorkerReport, payload)
 
 
-def _check_texts(found: WorkerStatus | WorkerReport) -> None:
-    if (characters := _characters(type(found).__name__, found)) > _MOST_TEXTS:
+def _read(kind: type[T], payload: bytes) -> T:
+    found = unpack(kind, payload)
+    if (characters := _characters(kind.__name__, found)) > _MOST_TEXTS:
         raise refuse(Code.MESSAGE_INVALID, f"{characters} characters of a worker", f"at most {_MOST_TEXTS}")
+    return found
 
 
 def _characters(where: str, value: Any) -> int:
