@@ -58,11 +58,8 @@ def _doubtful(fleet: Fleet, now: Elapsed) -> list[NodeState]:
     return [
         state
         for state in fleet.nodes.values()
-        if state.liveness is not ready
-        or now - state.heard_at > suspect_after_s
-        or state.epoch == 0
-        or state.revoked
-    ]  # fmt: skip
+        if state.liveness is not ready or now - state.heard_at > suspect_after_s or state.epoch == 0 or state.revoked
+    ]
 
 
 def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:

@@ -72,9 +72,7 @@ def count_crashes(
     return tuple(known[each] for each in sorted(known))
 
 
-def _relevant_crashes(
-    crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed
-) -> Crashes | None:  # fmt: skip
+def _relevant_crashes(crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed) -> Crashes | None:
     """The count without reports of assignments that are gone, which nobody repeats; None where it is of no more use.
     marks, held: assignments that exist."""
     seen = tuple(each for each in crashes.seen if each[0] in marks or each[0] in held)
