@@ -86,11 +86,13 @@ def read(files: Iterable[Path], after: str, lines: int) -> LogPage:
             whole = data[: data.rfind(b"\n") + 1]
             if not whole and len(data) == ANSWER_BYTES:
                 whole = data  # a line longer than one answer
+            parts = whole.splitlines(keepends=True)  # of bytes: text would be split at more than the ends of lines
             if cursor is not None:
-                whole = b"".join(whole.splitlines(keepends=True)[:most_lines])
+                parts = parts[:most_lines]
+                whole = b"".join(parts)
             ends[status.st_ino] = begin + len(whole)
             more = more or (cursor is not None and ends[status.st_ino] < status.st_size and bool(whole))
-            texts = whole.decode("ascii", "backslashreplace").replace("\0", "\\0").splitlines()
+            texts = [each.rstrip(b"\r\n").decode("ascii", "backslashreplace").replace("\0", "\\0") for each in parts]
             if cursor is None and begin:
                 texts = texts[1:]  # the first begins in the middle of a line
             found += [(_time_of(text), len(found) + number, _truncate(text)) for number, text in enumerate(texts)]

@@ -96,7 +96,7 @@ def test_every_page_is_one_that_a_node_may_send(tmp_path: Path) -> None:
     page = read(sorted(tmp_path.glob("*.log")), "", 100)
     for path in tmp_path.glob("*.log"):
         with path.open("ab") as file:
-            file.write(b"x" * 7_000 + b"\n\0 \xff\n" + b"short\n" * 3_000)
+            file.write(b"x" * 7_000 + b"\n\0 \xff" + b"\x0b" * 2_000 + b"\n" + b"short\n" * 3_000)
     told = 0
     while True:
         page = read(sorted(tmp_path.glob("*.log")), page.after, 100)
