@@ -78,12 +78,11 @@ demo: $(PLUGIN_STAMP) ## the whole story on this machine, on real models, in abo
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json flaky.txt
 	$(call ATTEMPT,unit) tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
-	$(MAKE) --no-print-directory -j 2 test-simulation test-together
-	$(MAKE) --no-print-directory test-alone
+	$(MAKE) --no-print-directory -j 2 test-simulation test-integration
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
 # Simulated time waits for nobody, and real processes mostly wait: the simulation takes what they leave of the cores, and
-# no more. Its output comes when it has ended.
+# no more, beside the tests that run alone, too. Its output comes when it has ended.
 test-simulation: $(TEST_STAMP)
 	@$(IDLE) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
 	status=$$?; cat $(SIMULATED); exit $$status

@@ -6,12 +6,12 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "200")), help="seeded runs to play")
+    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "100")), help="seeded runs to play")
     parser.addoption(
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
     parser.addoption(
-        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "120")), help="cells to play"
+        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "72")), help="cells to play"
     )
     parser.addoption(
         "--cross-region-seeds",

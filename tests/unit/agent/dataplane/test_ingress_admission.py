@@ -31,11 +31,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_READ_S", 30.0)
 
 
-async def drip(intake: IngressAdmission, caller: str, inside: asyncio.Event | None = None) -> Code:
+async def drip(
+    intake: IngressAdmission, caller: str, inside: asyncio.Event | None = None, *, read_s: float = 30.0
+) -> Code:
     """A message that never comes; how that ends."""
     with intake.call(caller):
         try:
-            async with intake.read_slot(caller, 30.0):
+            async with intake.read_slot(caller, read_s):
                 if inside is not None:
                     inside.set()
                 await asyncio.Event().wait()
@@ -66,7 +68,7 @@ async def running(*work: Coroutine[Any, Any, Code]) -> AsyncIterator[list[asynci
 
 async def test_who_drips_keeps_its_place_until_somebody_waits() -> None:
     intake = IngressAdmission()
-    async with running(*(drip(intake, "slow") for _ in range(READ_SLOTS_PER_CALLER))) as tasks:
+    async with running(*(drip(intake, "slow", read_s=2.0) for _ in range(READ_SLOTS_PER_CALLER))) as tasks:
         await asyncio.wait(tasks, timeout=0.3)
         assert not any(task.done() for task in tasks), "nobody waits, so it may take its time"
         await quickly(intake, "slow")
@@ -104,7 +106,7 @@ async def test_who_stops_waiting_takes_no_place_with_it(monkeypatch: pytest.Monk
 
 async def test_who_finds_no_place_is_told_in_time() -> None:
     intake = IngressAdmission()
-    async with running(*(drip(intake, "slow") for _ in range(5 * READ_SLOTS_PER_CALLER))) as tasks:
+    async with running(*(drip(intake, "slow", read_s=2.0) for _ in range(5 * READ_SLOTS_PER_CALLER))) as tasks:
         codes = [await task for task in tasks]
     assert set(codes) == {Code.TOO_SLOW, Code.OVERLOADED}
 

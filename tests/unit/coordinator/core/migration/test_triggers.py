@@ -142,7 +142,7 @@ def test_to_and_fro_waits_twice_as_long_each_time() -> None:
     region = priced_region()
     for turn in range(240):
         price(region, *((3.0, 2.0) if turn % 2 == 0 else (1.0, 2.0)))
-        region.run(15, tick=1.0)
+        region.run(15, tick=5.0)
     moves = completed_migrations(region)
     began = [each.stages[0].at for each in moves]
     done = [each.stages[-1].at for each in moves]
