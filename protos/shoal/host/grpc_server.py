@@ -5,7 +5,6 @@ no more than one window (64 KiB), and from then on as much as the next message s
 """
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -15,6 +14,7 @@ import structlog
 from shoal.host.connections import Connection, Connections
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.http2_session import Http2Session, wake
+from shoal.host.peer_certificate import PeerCertificate, certificate_of_peer
 from shoal.http2.connection import ConnectionFailed, Http2Limits, Side, Stream
 from shoal.http2.frames import DEFAULT_WINDOW, ErrorCode
 from shoal.http2.grpc_messages import (
@@ -163,8 +163,8 @@ class ServerCall:
         return self._session.peer
 
     @property
-    def certificate(self) -> bytes | None:
-        """The caller's certificate, PEM; None: it showed none."""
+    def certificate(self) -> PeerCertificate | None:
+        """The caller's; None: it showed none."""
         return self._session.certificate
 
     @property
@@ -528,7 +528,7 @@ class GrpcServer:
     """Serves the connections of a port whose handshake agreed on HTTP/2 (`session` is a protocol of a `TlsListener`).
 
     find: the method of a path (`/SERVICE/METHOD`); it answers unknown ones too. connections: the port's, with their
-    limits. may_reset: whether the client with this certificate (PEM) may reset most of its calls before they arrive;
+    limits. may_reset: whether the client with this certificate may reset most of its calls before they arrive;
     any other that does so loses its connection. serve_other: answers a request that is none of gRPC; None: it is told
     so. shared_fields: the metadata that `ServerCall.shared_memo` depends on.
     """
@@ -538,7 +538,7 @@ class GrpcServer:
         find: Callable[[str], ServerMethod],
         limits: GrpcServerLimits,
         connections: Connections,
-        may_reset: Callable[[bytes | None], bool] = lambda _: False,
+        may_reset: Callable[[PeerCertificate | None], bool] = lambda _: False,
         serve_other: "Callable[[GrpcSession, Stream, HeaderList], StreamCall] | None" = None,
         shared_fields: Collection[str] = (),
     ) -> None:
@@ -608,7 +608,7 @@ class GrpcSession(Http2Session):
         super().__init__(Side.SERVER, Http2Limits(server.limits.streams), server.limits.ping_timeout_s)
         self.limits = server.limits
         self.peer = ""
-        self.certificate: bytes | None = None
+        self.certificate: PeerCertificate | None = None
         self.has_answered_ping = False
         """Whether the client knows of this server's GOAWAY."""
         self._server = server
@@ -627,9 +627,8 @@ class GrpcSession(Http2Session):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = f"{host}:{port}"
-        der = cast(ssl.SSLObject, transport.get_extra_info("ssl_object")).getpeercert(binary_form=True)
-        self.certificate = ssl.DER_cert_to_PEM_cert(der).encode() if der else None
-        if der:
+        self.certificate = certificate_of_peer(transport.get_extra_info("ssl_object"))
+        if self.certificate is not None:
             self._server.connections.set_busy(self._place)  # no newcomer may close the connection of a known client
         self._server.sessions.add(self)
         super().connection_made(transport)

@@ -5,10 +5,11 @@ only a certificate that a peer has shown and that was verified. So the own one i
 TLS handshake in memory, of some milliseconds. Dates are not checked in it; callers check them by their own clock.
 """
 
+import _ssl
 import hashlib
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,19 +67,48 @@ def identity_of_peer(peer: Mapping[str, Any]) -> Identity:
     )
 
 
+def identity_of_connection(connection: ssl.SSLObject) -> Identity:
+    """The identity of the peer that a connection has verified. Raises ShoalError(CERT_NAME_INVALID)."""
+    try:
+        return identity_of_peer(connection.getpeercert() or {})
+    except (ValueError, KeyError) as cause:  # an authority may sign what cannot be decoded
+        raise refuse(
+            Code.CERT_NAME_INVALID, "a certificate that cannot be decoded", "a readable one", "enrol again"
+        ) from cause
+
+
+def issuer_of_connection(connection: ssl.SSLObject) -> bytes | None:
+    """The certificate (DER) of whoever issued that of the peer, by whose key the handshake verified it; None where no
+    handshake did so, because the connection resumed a session."""
+    chain = _verified_chain(connection)
+    return chain[1].public_bytes(_ssl.ENCODING_DER) if len(chain) > 1 else None
+
+
 def split_certificates(text: str) -> tuple[str, ...]:
     """Each certificate (PEM) in the text of a file, in one spelling. Raises ShoalError(MESSAGE_INVALID)."""
     return tuple(ssl.DER_cert_to_PEM_cert(_der_of(pem)) for pem in _CERTIFICATE.findall(text))
 
 
+def authorities_of(content: bytes) -> tuple[bytes, ...]:
+    """Each certificate (DER) in a file of CAs. Raises ShoalError(MESSAGE_INVALID) for a file without one, or with one
+    that cannot be read."""
+    pems = split_certificates(content.decode(errors="replace"))
+    _check_readable("".join(pems))
+    return tuple(map(_der_of, pems))
+
+
 def fingerprint_of(pem: str) -> str:
     """SHA-256 of one certificate (DER), hex, as in a join token. Raises ShoalError(MESSAGE_INVALID) for one that cannot
     be read."""
+    _check_readable(pem)
+    return hashlib.sha256(_der_of(pem)).hexdigest()
+
+
+def _check_readable(pem: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
     except (ssl.SSLError, ValueError) as cause:
         raise _unreadable() from cause
-    return hashlib.sha256(_der_of(pem)).hexdigest()
 
 
 def _der_of(pem: str) -> bytes:
@@ -115,6 +145,10 @@ def _show(certificate: Path, key: Path, trusted: str) -> tuple[Mapping[str, Any]
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 pass
+    return ends[1].getpeercert() or {}, len(_verified_chain(ends[1]))
+
+
+def _verified_chain(connection: ssl.SSLObject) -> Sequence[Any]:
+    """From the peer's own certificate to one that is trusted. Empty without a certificate or a full handshake."""
     # Public since Python 3.13 (SSLObject.get_verified_chain); earlier versions have the same call underneath.
-    chain = ends[1]._sslobj.get_verified_chain() or ()  # type: ignore[attr-defined]
-    return ends[1].getpeercert() or {}, len(chain)
+    return connection._sslobj.get_verified_chain() or ()  # type: ignore[attr-defined]

@@ -25,7 +25,10 @@ class CertificateFiles:
 
     certificate: Path
     key: Path
+    # The CAs of its region, which may change.
     authority: Path
+    # The certificate of the CA that issued it, PEM.
+    issuer: str = ""
 
     @property
     def ca(self) -> Path:
@@ -54,7 +57,8 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         self.certificate = folder / "ca.pem"
-        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        self._pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        self.certificate.write_text(self._pem)
 
     def issue(
         self,
@@ -86,7 +90,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         stem = f"{role}-{name}-{certificate.serial_number % 10**8}"
-        files = CertificateFiles(self.folder / f"{stem}.pem", self.folder / f"{stem}.key", self.certificate)
+        files = CertificateFiles(self.folder / f"{stem}.pem", self.folder / f"{stem}.key", self.certificate, self._pem)
         files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files.key.touch(0o600)
         files.key.write_bytes(

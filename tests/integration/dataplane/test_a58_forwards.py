@@ -5,6 +5,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +150,15 @@ async def test_a27_a58_a_forward_counts_for_what_was_signed_and_once(pair: Pair)
     assert await infer(holder, pair.steps, claims(**signed)) == total, "as the entering front signed it"
     assert await refusal_code(holder, claims(**signed)) == Code.MESSAGE_REPLAYED
     await pair.step()
+
+
+async def test_forwards_bring_no_cryptography_library_into_a_front(pair: Pair) -> None:
+    """It takes 10 MiB. Python's own OpenSSL derives the secrets of forwards, and verifies clients' certificates."""
+    await pair.step()
+    for node in (pair.entry, pair.session_owner):
+        pid = node.front.pid
+        assert pid is not None
+        assert "/cryptography/" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 async def test_a58_over_rest_nothing_is_forwarded(pair: Pair) -> None:

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 LARGE = (
-    "aiomqtt", "bz2", "email.message", "grpc", "html", "http.client", "http.server", "importlib.metadata", "lzma",
-    "multiprocessing", "numpy", "onnxruntime", "prometheus_client", "psutil", "pydantic", "rich", "shutil",
-    "statistics", "tempfile", "urllib.request", "wsgiref", "yaml", "zipfile",
+    "aiomqtt", "bz2", "cryptography", "email.message", "grpc", "html", "http.client", "http.server",
+    "importlib.metadata", "lzma", "multiprocessing", "numpy", "onnxruntime", "prometheus_client", "psutil", "pydantic",
+    "rich", "shutil", "statistics", "tempfile", "urllib.request", "wsgiref", "yaml", "zipfile",
 )  # fmt: skip
 """Modules that it does not need while nobody reads its metrics: with Prometheus's client they were 4 MB. `rich`, which
 structlog imports where the command line is installed beside the agent, was 5."""

@@ -26,6 +26,7 @@ from shoal.agent.dataplane.transport import MAX_MESSAGE, InferenceService, TlsFi
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.connections import Connections
 from shoal.host.grpc_server import GrpcServer, GrpcServerLimits, ServerCall, ServerMethod
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.host.tls_listener import TlsListener
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
@@ -99,7 +100,7 @@ class DataPort:
     def _find(self, path: str) -> ServerMethod:
         return self._by_path.get(path) or _server_method(self._grpc_methods.find(path))
 
-    def _identify(self, certificate: bytes | None) -> ClientIdentity:
+    def _identify(self, certificate: PeerCertificate | None) -> ClientIdentity:
         if certificate is None:
             return ClientIdentity()
         try:

@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from shoal.agent.dataplane.transport import InboundCall
+from shoal.host.x25519 import KEY_BYTES, make_exchange
 from shoal.types.assignment import Forwarding
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
@@ -58,7 +55,10 @@ class ForwardAuth:
     def __init__(self, region: str, node: str, private: bytes, wall: Callable[[], Wall]) -> None:
         self._region = region
         self._node = node
-        self._private = X25519PrivateKey.from_private_bytes(private) if private else None
+        if private and len(private) != KEY_BYTES:
+            raise ValueError(f"a private key of {len(private)} bytes")
+        self._private = private
+        self._exchange = make_exchange()
         self._wall = wall
         self._forwarding: Forwarding | None = None
         self._peers: Mapping[str, _ForwardPeer] = {}
@@ -145,19 +145,24 @@ class ForwardAuth:
     def _secret_of(self, key: str) -> bytes:
         if key in self._secrets:
             return self._secrets[key]
-        if self._private is None or not key:
+        if not self._private or not key:
             return b""
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+            shared = self._exchange(self._private, bytes.fromhex(key))
         except ValueError:
             return secrets.token_bytes(32)  # an invalid key: a secret that no front has, so no proof matches
-        info = _CONTEXT + self._region.encode()
-        return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(shared)
+        return _derive_key(shared, _CONTEXT + self._region.encode())
 
 
 def extras_of(agreement: str, step: str) -> str:
     """Further claims of a forwarded request that its receiver acts on, as text to sign."""
     return f"{len(agreement)}:{agreement}{step}"
+
+
+def _derive_key(secret: bytes, info: bytes) -> bytes:
+    """32 bytes: HKDF with SHA-256 and without a salt (RFC 5869), whose first block is as long."""
+    extracted = hmac.digest(bytes(hashlib.sha256().digest_size), secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 def _make_peer(secret: bytes, workloads: Iterable[WorkloadKey]) -> _ForwardPeer:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shoal.host.grpc_server import CallFailure
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.http2.grpc_messages import MessageBytes
 
 
@@ -16,8 +17,8 @@ class GrpcCall(Protocol):
         ...
 
     @property
-    def certificate(self) -> bytes | None:
-        """The caller's certificate that passed the handshake, PEM; None without one."""
+    def certificate(self) -> PeerCertificate | None:
+        """The caller's certificate that passed the handshake; None without one."""
         ...
 
     @property

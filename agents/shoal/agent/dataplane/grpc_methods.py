@@ -35,6 +35,7 @@ from shoal.agent.dataplane.transport import (
 )
 from shoal.agent.dataplane.trust import Authorities
 from shoal.host.grpc_server import CallEnded, CallFailure, MessageTooLarge
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.http2.grpc_messages import MessageBytes
 from shoal.inference import health_pb2, reflection_pb2
 from shoal.inference import open_inference_pb2 as oip
@@ -136,7 +137,7 @@ class GrpcMethods:
 
         return MethodHandler(refuse_call)
 
-    def is_front(self, certificate: bytes | None) -> bool:
+    def is_front(self, certificate: PeerCertificate | None) -> bool:
         """Whether the certificate is another front's: it sends many clients' calls on one connection."""
         try:
             identity = self._identity(certificate)
@@ -462,8 +463,8 @@ class GrpcMethods:
             known = carried.memo[_CLAIMS] = _claims(carried.metadata, identity)
         return known
 
-    def _identity(self, certificate: bytes | None) -> Identity | None:
-        if self._authorities is None or not certificate:
+    def _identity(self, certificate: PeerCertificate | None) -> Identity | None:
+        if self._authorities is None or certificate is None:
             return None
         return self._authorities.identity(certificate)
 

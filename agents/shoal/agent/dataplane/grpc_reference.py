@@ -28,6 +28,7 @@ from shoal.agent.dataplane.transport import (
 from shoal.agent.dataplane.trust import Authorities, Handshake
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.grpc_server import CallEnded
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
@@ -64,9 +65,9 @@ class _Call:
         }
 
     @property
-    def certificate(self) -> bytes | None:
+    def certificate(self) -> PeerCertificate | None:
         pems = tuple(self._context.auth_context().get("x509_pem_cert") or ())
-        return pems[0] if pems else None
+        return PeerCertificate(pems[0]) if pems else None
 
     def remaining_s(self) -> float | None:
         return self._context.time_remaining()

@@ -1,7 +1,6 @@
 """HTTP/1.1 at a data port: requests of one connection, one after another, each step within its time."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from typing import Final
@@ -27,6 +26,7 @@ from shoal.agent.dataplane.rest import (
 from shoal.agent.dataplane.transport import MAX_MESSAGE, REQUEST_KEY, InboundCall, retry_after_s
 from shoal.host.connections import Connection, Connections
 from shoal.host.event_wait import wait_or_timeout
+from shoal.host.peer_certificate import PeerCertificate, certificate_of_peer
 from shoal.host.tls_streams import CHUNK_BYTES, HEAD_READ_BYTES
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
@@ -54,11 +54,14 @@ class Http1Server:
     """Serves the connections of a port whose handshake agreed on HTTP/1.1, or on nothing (`protocol` is a protocol of a
     `TlsListener`).
 
-    connections: the port's. identify: whom a client's certificate (PEM) names.
+    connections: the port's. identify: whom a client's certificate names.
     """
 
     def __init__(
-        self, methods: RestMethods, connections: Connections, identify: Callable[[bytes | None], ClientIdentity]
+        self,
+        methods: RestMethods,
+        connections: Connections,
+        identify: Callable[[PeerCertificate | None], ClientIdentity],
     ) -> None:
         self.methods = methods
         self.connections = connections
@@ -118,8 +121,7 @@ class _Connection(ByteStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        certificate: bytes | None = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        self._client = self._server.identify(ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else None)
+        self._client = self._server.identify(certificate_of_peer(transport.get_extra_info("ssl_object")))
         self._task = self._server.begin(self, self._place)
 
     def connection_lost(self, exc: Exception | None) -> None:

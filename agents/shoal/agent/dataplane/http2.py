@@ -19,6 +19,7 @@ from shoal.agent.dataplane.rest import (
 from shoal.agent.dataplane.transport import REQUEST_KEY, InboundCall
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.grpc_server import GrpcSession
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.http2.connection import Stream
 from shoal.http2.header_blocks import HeaderList, encode
 from shoal.types.codes import Code, ShoalError, refuse
@@ -29,9 +30,9 @@ second."""
 
 
 class RestStreams:
-    """identify: whom a client's certificate (PEM) names."""
+    """identify: whom a client's certificate names."""
 
-    def __init__(self, methods: RestMethods, identify: Callable[[bytes | None], ClientIdentity]) -> None:
+    def __init__(self, methods: RestMethods, identify: Callable[[PeerCertificate | None], ClientIdentity]) -> None:
         self.methods = methods
         self.identify = identify
 

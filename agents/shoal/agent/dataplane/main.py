@@ -32,7 +32,7 @@ from shoal.agent.dataplane.shared_memory import SharedMemory
 from shoal.agent.dataplane.shared_regions import SharedRegions
 from shoal.agent.dataplane.tracing import Tracer
 from shoal.agent.dataplane.transport import TlsFiles
-from shoal.agent.dataplane.trust import Authorities
+from shoal.agent.dataplane.trust import Authorities, load_library
 from shoal.agent.dataplane.upstream import SESSIONS_SERVICE, WITNESS_SERVICE, PeerClients, WorkerClients
 from shoal.agent.dataplane.verification_source import VerificationSourceService
 from shoal.agent.dataplane.verify import ReplicaVerifier
@@ -188,8 +188,19 @@ def _handlers(
     stages: _Lifecycle,
     tracer: Tracer,
 ) -> dict[str, Handler]:
+    one_at_a_time = asyncio.Lock()  # in the order in which they came
+
     async def configure(message: FrameMessage) -> FrameMessage:
         said = control.unpack(message.payload)
+        async with one_at_a_time:
+            if said.peers:
+                await asyncio.to_thread(load_library)  # requests go on meanwhile
+            apply(said)
+        stages.configured.set()
+        await stages.listening.wait()
+        return FrameMessage("configured")
+
+    def apply(said: control.ServingConfig) -> None:
         authorities.configure(said.peers)
         witnesses.configure(said.verification_sources, said.revoked_serials)
         plane.configure(
@@ -204,9 +215,6 @@ def _handlers(
             unloaded=said.unloaded,
             routes_on_demand=said.routes_on_demand,
         )
-        stages.configured.set()
-        await stages.listening.wait()
-        return FrameMessage("configured")
 
     async def stats(_: FrameMessage) -> FrameMessage:
         now = plane.stats()

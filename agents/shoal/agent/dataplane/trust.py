@@ -2,27 +2,28 @@
 
 A gateway's TLS trusts the CAs of every region that it may exchange requests with. So each call checks the issuer again:
 another region's CA is trusted for names of its own region only.
+
+The handshake has verified by whose key a certificate was signed. Where it tells, and where that is a CA of the right
+region, nothing is verified twice, and the cryptography library, 10 MiB of a front, is not imported.
 """
 
-from collections.abc import Collection, Iterable
+import importlib
+import ssl
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
-
 from shoal.agent.dataplane.transport import TlsFiles
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.types.assignment import PeerTrust
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import Identity
-from shoal.wire.certificates import CERTIFICATE_ERRORS, identity_of_pem
-from shoal.wire.trust import has_known_issuer
+from shoal.wire.tls_files import authorities_of, identity_of_connection, issuer_of_connection
 
 _MAX_IDENTITIES: Final = 1024
 """Identities that are cached: parsing and verifying a certificate costs more than the rest of a small call."""
-
-_log = structlog.get_logger(__name__)
+_LIBRARY: Final = "shoal.agent.dataplane.issuers"
+"""What imports the cryptography library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Handshake:
 class _PeerRegion:
     """Another region that this gateway exchanges requests with."""
 
-    # Its CAs.
-    roots: tuple[x509.Certificate, ...]
+    # Its CAs, DER.
+    roots: tuple[bytes, ...]
     # Names of its gateways that may be called.
     gateways: frozenset[str]
     # The CAs as PEM for TLS, kept because each request to a gateway needs it.
@@ -55,9 +56,9 @@ class Authorities:
         self._region = region
         self._tls = tls
         self._pem = b""
-        self._own: tuple[x509.Certificate, ...] = ()
-        """With former CAs of this region: no new handshake passes by them, but a connection opened before they were
-        removed lives on, like its certificate."""
+        self._own: tuple[bytes, ...] = ()
+        """DER, with former CAs of this region: no new handshake passes by them, but a connection opened before they
+        were removed lives on, like its certificate."""
         self._peers: dict[str, _PeerRegion] = {}
         self._peer_trusts: tuple[PeerTrust, ...] = ()
         self._stale = False
@@ -75,8 +76,7 @@ class Authorities:
             return
         self._peer_trusts, self._stale = told, False
         self._known.clear()
-        ours = {root.subject for root in self._own}
-        self._peers = {peer.region: _peer_region(peer, ours) for peer in told if peer.region != self._region}
+        self._peers = {peer.region: _peer_region(peer, self._own) for peer in told if peer.region != self._region}
         pem = b"".join(peer.pem for _, peer in sorted(self._peers.items()))
         if pem != self.handshake.pem:
             self.handshake = Handshake(self.handshake.version + 1, pem)
@@ -86,34 +86,41 @@ class Authorities:
         peer = self._peers.get(region)
         return peer.pem if peer is not None and peer.roots and gateway in peer.gateways else None
 
-    def identity(self, pem: bytes) -> Identity:
+    def identity(self, certificate: PeerCertificate) -> Identity:
         """Identity in a client's certificate that passed the handshake, once its own region's CA is found to have
         issued it.
 
         Raises ShoalError(REGION_MISMATCH | CERT_UNTRUSTED | CERT_NAME_INVALID).
         """
-        known = self._known.get(pem)
+        known = self._known.get(certificate.pem)
         if known is None:
-            known = self._verify(pem)
+            known = self._verify(certificate)
             if len(self._known) >= _MAX_IDENTITIES:
                 self._known.clear()
-            self._known[pem] = known
+            self._known[certificate.pem] = known
         return known
 
-    def _verify(self, pem: bytes) -> Identity:
-        identity = identity_of_pem(pem)
-        certificate = x509.load_pem_x509_certificate(pem)
+    def _verify(self, certificate: PeerCertificate) -> Identity:
+        connection = certificate.verified_connection()
+        if connection is not None:
+            identity, issuer = identity_of_connection(connection), issuer_of_connection(connection)
+        else:
+            identity, issuer = _identity_of(certificate.pem), None
         if identity.region == self._region:
-            if has_known_issuer(certificate, self._own) or (self._read() and has_known_issuer(certificate, self._own)):
-                return identity
-        elif identity.region not in self._peers:
+            if issuer not in self._own:
+                self._read()
+            roots = self._own
+        elif identity.region in self._peers:
+            roots = self._peers[identity.region].roots
+        else:
             raise refuse(
                 Code.REGION_MISMATCH,
                 f"a certificate of region {identity.region}",
                 f"one of {self._region}, or of a region that has an agreement with it",
                 "use that region's files",
             )
-        elif has_known_issuer(certificate, self._peers[identity.region].roots):
+        # The issuer that the handshake found may also be the same CA as another one certified it.
+        if issuer in roots or _is_issued_by_one(certificate.pem, roots):
             return identity
         raise refuse(
             Code.CERT_UNTRUSTED,
@@ -122,27 +129,48 @@ class Authorities:
             "enrol again with a join token of that region",
         )
 
-    def _read(self) -> bool:
-        """Read this region's CAs again; return whether they changed."""
+    def _read(self) -> None:
+        """Read this region's CAs again."""
         try:
             pem = self._tls.authority.read_bytes()
-            own = tuple(x509.load_pem_x509_certificates(pem))
-        except (OSError, ValueError):
-            return False  # half replaced: keep the current ones
-        changed, self._pem = pem != self._pem, pem
-        self._stale |= changed
+            if pem == self._pem:
+                return
+            own = authorities_of(pem)
+        except (OSError, ShoalError):
+            return  # half replaced: keep the current ones
+        self._pem, self._stale = pem, True
         self._own = (*own, *(each for each in self._own if each not in own))
-        return changed
 
 
-def _peer_region(peer: PeerTrust, ours: Collection[x509.Name]) -> _PeerRegion:
-    roots = tuple(root for pem in peer.roots for root in _load(peer.region, pem) if root.subject not in ours)
-    return _PeerRegion(roots, frozenset(peer.gateways), b"".join(root.public_bytes(Encoding.PEM) for root in roots))
-
-
-def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:
+def load_library() -> None:
+    """Import what the cryptography library is needed for: 60 to 100 ms on a server, and 10 MiB. Raises
+    ShoalError(INTERNAL) where it cannot be imported."""
     try:
-        return tuple(x509.load_pem_x509_certificates(pem.encode()))
-    except CERTIFICATE_ERRORS as error:
-        _log.warning("peer_root_unreadable", region=region, error=str(error))
-        return ()
+        importlib.import_module(_LIBRARY)
+    except ImportError as cause:  # who is to be verified by it is refused
+        raise refuse(
+            Code.INTERNAL, f"{cause}", "the cryptography library, as installed", "restart the agent"
+        ) from cause
+
+
+def _identity_of(pem: bytes) -> Identity:
+    load_library()
+    from shoal.wire.certificates import identity_of_pem
+
+    return identity_of_pem(pem)
+
+
+def _is_issued_by_one(pem: bytes, roots: Iterable[bytes]) -> bool:
+    load_library()
+    from shoal.agent.dataplane.issuers import is_issued_by_one
+
+    return is_issued_by_one(pem, roots)
+
+
+def _peer_region(peer: PeerTrust, ours: Sequence[bytes]) -> _PeerRegion:
+    load_library()
+    from shoal.agent.dataplane.issuers import roots_of_peer
+
+    roots = roots_of_peer(peer, ours)
+    pem = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode()
+    return _PeerRegion(roots, frozenset(peer.gateways), pem)

@@ -4,7 +4,9 @@ and what accepts it."""
 import time
 
 import pytest
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.agent.dataplane.forward_auth import MAX_STAMPS, STAMP_TTL_US, ForwardAuth
 from shoal.agent.dataplane.transport import InboundCall
@@ -124,6 +126,27 @@ def test_a58_a_key_that_is_none_signs_nothing_that_counts() -> None:
         receiver = ForwardAuth("eu", "r", X25519PrivateKey.generate().private_bytes_raw(), lambda: Wall(1.0))
         receiver.configure(Forwarding((Front("e", key, (KEY,)),)))
         assert code_of(lambda front=receiver: front.check(InboundCall(hop=1), "e", "")) is Code.FORWARD_DENIED
+
+
+def test_a58_both_derive_what_fronts_of_earlier_versions_do() -> None:
+    """X25519, and HKDF by the cryptography library, over the region."""
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    derived = HKDF(hashes.SHA256(), 32, salt=None, info=b"shoal forward 1eu").derive(one.exchange(other.public_key()))
+    for private, peer in ((one, other), (other, one)):
+        front = ForwardAuth("eu", "e", private.private_bytes_raw(), lambda: Wall(1.0))
+        front.configure(Forwarding((Front("r", _public(peer)),)))
+        assert front._secrets == {_public(peer): derived}
+
+
+def test_a58_a_front_with_another_key_begins_anew_and_its_old_secret_is_dropped() -> None:
+    ends = FrontPair()
+    call = ends.call()
+    ends.receiver.consume(call, "e")
+    second = X25519PrivateKey.generate()
+    ends.receiver.configure(Forwarding((Front("e", _public(second), (KEY,)),)))
+    assert ends.receiver._secrets.keys() == {_public(second)}
+    assert code_of(lambda: ends.receiver.check(call, "e", "")) is Code.FORWARD_DENIED, "by the key before"
+    assert ends.receiver._peers["e"].used_stamps == []
 
 
 def test_a58_it_costs_microseconds() -> None:

@@ -1,15 +1,21 @@
 """Which authority vouches for which names, at a gateway that believes those of several regions."""
 
+import ssl
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from harness.crypto.handshakes import client_context, server_context, shake_hands
 from harness.crypto.pki import Authority, CertificateFiles
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
+from shoal.host.peer_certificate import PeerCertificate
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
+from shoal.wire.tls_files import issuer_of_connection
 
 NOW = 1_800_000_000.0
 
@@ -36,15 +42,28 @@ def trust(of: Authority, *roots: str) -> PeerTrust:
     return PeerTrust(of.region, roots or (of.certificate.read_text(),), ("g9",), ("ag-1",))
 
 
-def identity_or_code(authorities: Authorities, files: CertificateFiles) -> str:
-    try:
-        return authorities.identity(files.certificate.read_bytes()).uri
-    except ShoalError as error:
-        return error.code
+IdentityOrCode = Callable[[Authorities, CertificateFiles], str]
+
+
+@pytest.fixture(params=["told by the handshake", "by the library"])
+def identity_or_code(request: pytest.FixtureRequest, west: Authority) -> IdentityOrCode:
+    """Whom a certificate names, or why it counts for nobody."""
+
+    def find(authorities: Authorities, files: CertificateFiles) -> str:
+        certificate = PeerCertificate(files.certificate.read_bytes())
+        if request.param == "told by the handshake":
+            server = server_context(west.issue(Role.GATEWAY, "g1"), files.issuer)
+            certificate = shake_hands(server, client_context(files)).certificate
+        try:
+            return authorities.identity(certificate).uri
+        except ShoalError as error:
+            return error.code
+
+    return find
 
 
 def test_each_authority_vouches_for_names_of_its_own_region(
-    authorities: Authorities, west: Authority, east: Authority
+    authorities: Authorities, west: Authority, east: Authority, identity_or_code: IdentityOrCode
 ) -> None:
     assert identity_or_code(authorities, west.issue(Role.AGENT, "n1")) == "shoal://west/agent/n1"
     assert identity_or_code(authorities, east.issue(Role.GATEWAY, "g9")) == "shoal://east/gateway/g9"
@@ -53,7 +72,9 @@ def test_each_authority_vouches_for_names_of_its_own_region(
     assert identity_or_code(authorities, east.issue(Role.GATEWAY, "g9", region="north")) == Code.REGION_MISMATCH
 
 
-def test_a_region_that_leaves_is_believed_no_more(authorities: Authorities, east: Authority) -> None:
+def test_a_region_that_leaves_is_believed_no_more(
+    authorities: Authorities, east: Authority, identity_or_code: IdentityOrCode
+) -> None:
     files = east.issue(Role.GATEWAY, "g9")
     before = authorities.handshake
     assert identity_or_code(authorities, files) == "shoal://east/gateway/g9"
@@ -77,7 +98,7 @@ def test_only_gateways_that_an_agreement_names_are_called(authorities: Authoriti
 
 
 def test_our_own_new_authority_counts_without_being_told(
-    authorities: Authorities, west: Authority, tmp_path: Path
+    authorities: Authorities, west: Authority, tmp_path: Path, identity_or_code: IdentityOrCode
 ) -> None:
     second = Authority(tmp_path / "second", "west", NOW)
     files = second.issue(Role.AGENT, "n2")
@@ -87,7 +108,7 @@ def test_our_own_new_authority_counts_without_being_told(
 
 
 def test_an_authority_of_ours_that_went_vouches_for_who_came_while_it_stood(
-    authorities: Authorities, west: Authority, east: Authority, tmp_path: Path
+    authorities: Authorities, west: Authority, east: Authority, tmp_path: Path, identity_or_code: IdentityOrCode
 ) -> None:
     """New connections are the handshake's to refuse; one that is open does not end with the rotation (F30)."""
     files = west.issue(Role.TENANT, "acme")
@@ -99,10 +120,74 @@ def test_an_authority_of_ours_that_went_vouches_for_who_came_while_it_stood(
 
 
 def test_a_root_that_bears_our_name_or_none_is_left_out(
-    authorities: Authorities, east: Authority, tmp_path: Path
+    authorities: Authorities, east: Authority, tmp_path: Path, identity_or_code: IdentityOrCode
 ) -> None:
     """Two authorities of one name, and TLS may look for a signature at the wrong one: ours would be shadowed."""
     forged = Authority(tmp_path / "forged", "west", NOW)
     authorities.configure((trust(east, forged.certificate.read_text(), "no PEM", east.certificate.read_text()),))
     assert authorities.handshake.pem == east.certificate.read_bytes()
     assert identity_or_code(authorities, forged.issue(Role.OPERATOR, "ops")) == Code.CERT_UNTRUSTED
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shoal.agent.dataplane.issuers", None)
+
+
+@pytest.mark.usefixtures("without_library")
+def test_what_a_handshake_tells_needs_no_library(west: Authority) -> None:
+    own, client = west.issue(Role.GATEWAY, "g1"), west.issue(Role.AGENT, "n1")
+    authorities = Authorities("west", TlsFiles(own.certificate, own.key, own.authority))
+    authorities.configure(())
+    certificate = shake_hands(server_context(own, own.issuer), client_context(client)).certificate
+    assert authorities.identity(certificate).uri == "shoal://west/agent/n1"
+
+
+@pytest.mark.usefixtures("without_library")
+def test_without_the_library_nobody_is_believed_whom_it_would_verify(west: Authority) -> None:
+    own, files = west.issue(Role.GATEWAY, "g1"), west.issue(Role.AGENT, "n1")
+    authorities = Authorities("west", TlsFiles(own.certificate, own.key, own.authority))
+    authorities.configure(())
+    with pytest.raises(ShoalError, match=Code.INTERNAL):
+        authorities.identity(PeerCertificate(files.certificate.read_bytes()))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_resumed_session_does_not_tell_who_issued(
+    authorities: Authorities, west: Authority, east: Authority, version: ssl.TLSVersion
+) -> None:
+    own, found = west.issue(Role.GATEWAY, "g1"), []
+    for files in (west.issue(Role.AGENT, "n1"), east.issue(Role.OPERATOR, "ops", region="west")):
+        server, client = server_context(own, files.issuer), client_context(files)
+        client.maximum_version = version
+        certificate = shake_hands(server, client, shake_hands(server, client).session).certificate
+        assert certificate.connection is not None
+        assert issuer_of_connection(certificate.connection) is None
+        try:
+            found.append(authorities.identity(certificate).uri)
+        except ShoalError as error:
+            found.append(error.code)
+    assert found == ["shoal://west/agent/n1", Code.CERT_UNTRUSTED]
+
+
+def test_a_connection_that_shows_another_certificate_meanwhile_says_nothing_of_the_first(
+    authorities: Authorities, west: Authority, east: Authority
+) -> None:
+    own, files = west.issue(Role.GATEWAY, "g1"), west.issue(Role.OPERATOR, "ops")
+    other = east.issue(Role.OPERATOR, "ops", region="west")
+    connection = shake_hands(server_context(own, files.issuer), client_context(files)).certificate.connection
+    with pytest.raises(ShoalError, match=Code.CERT_UNTRUSTED):
+        authorities.identity(PeerCertificate(other.certificate.read_bytes(), connection))
+    first = PeerCertificate(west.issue(Role.AGENT, "n1").certificate.read_bytes(), connection)
+    assert authorities.identity(first).uri == "shoal://west/agent/n1"
+
+
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_file_of_authorities_that_cannot_be_read_changes_nothing(
+    authorities: Authorities, west: Authority, east: Authority, identity_or_code: IdentityOrCode, content: bytes
+) -> None:
+    files = west.issue(Role.AGENT, "n1")
+    west.certificate.write_bytes(content)
+    authorities.configure(())
+    assert identity_or_code(authorities, files) == "shoal://west/agent/n1"
+    assert identity_or_code(authorities, east.issue(Role.AGENT, "n1", region="west")) == Code.CERT_UNTRUSTED

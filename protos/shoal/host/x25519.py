@@ -1,0 +1,109 @@
+"""X25519 (RFC 7748) by the OpenSSL that Python's own ssl module is linked with.
+
+The cryptography library brings an OpenSSL of its own, 7 MiB of it, and a process that speaks TLS has one already. Where
+that one cannot be reached (its names are hidden in the interpreter, or it may not do X25519), the library does it.
+"""
+
+import _ssl
+import ctypes
+from functools import lru_cache
+from typing import Final, Protocol
+
+KEY_BYTES: Final = 32
+"""Of private keys, public keys and secrets (RFC 7748, section 5)."""
+_KIND: Final = 1034
+"""EVP_PKEY_X25519 (openssl/evp.h)."""
+_KEY_FUNCTION: Final = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+_FUNCTIONS: Final = {
+    "EVP_PKEY_new_raw_private_key": _KEY_FUNCTION,
+    "EVP_PKEY_new_raw_public_key": _KEY_FUNCTION,
+    "EVP_PKEY_CTX_new": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p)),
+    "EVP_PKEY_derive_init": (ctypes.c_int, (ctypes.c_void_p,)),
+    "EVP_PKEY_derive_set_peer": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
+    "EVP_PKEY_derive": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t))),
+    "EVP_PKEY_CTX_free": (None, (ctypes.c_void_p,)),
+    "EVP_PKEY_free": (None, (ctypes.c_void_p,)),
+    "ERR_clear_error": (None, ()),
+}
+"""Result and arguments (openssl/evp.h and err.h), the same from OpenSSL 1.1.1 on."""
+_EXAMPLE: Final = tuple(
+    bytes.fromhex(text)
+    for text in (
+        "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
+        "e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c",
+        "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552",
+    )
+)
+"""Private key, public key and their secret (RFC 7748, section 5.2)."""
+
+
+class Exchange(Protocol):
+    """What computes shared secrets."""
+
+    def __call__(self, private: bytes, public: bytes) -> bytes:
+        """The secret of a private key and of another's public key, KEY_BYTES each. Raises ValueError for one of another
+        length, and for a public key that gives every private key the same secret."""
+        ...
+
+
+@lru_cache(maxsize=1)
+def make_exchange() -> Exchange:
+    """By what is there."""
+    return make_openssl_exchange() or make_library_exchange()
+
+
+def make_openssl_exchange() -> Exchange | None:
+    """By Python's own OpenSSL; None where it does not do the example."""
+    try:
+        # What is loaded already: nothing is opened, also if the installation was replaced meanwhile.
+        openssl = ctypes.CDLL(getattr(_ssl, "__file__", None))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(openssl, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+
+    def exchange(private: bytes, public: bytes) -> bytes:
+        _check_length(private, public)
+        ours = theirs = context = None
+        secret, size = ctypes.create_string_buffer(KEY_BYTES), ctypes.c_size_t(KEY_BYTES)
+        try:
+            ours = openssl.EVP_PKEY_new_raw_private_key(_KIND, None, private, KEY_BYTES)
+            theirs = openssl.EVP_PKEY_new_raw_public_key(_KIND, None, public, KEY_BYTES)
+            context = openssl.EVP_PKEY_CTX_new(ours, None) if ours and theirs else None
+            if (
+                not context
+                or openssl.EVP_PKEY_derive_init(context) != 1
+                or openssl.EVP_PKEY_derive_set_peer(context, theirs) != 1
+                or openssl.EVP_PKEY_derive(context, secret, ctypes.byref(size)) != 1
+                or size.value != KEY_BYTES
+            ):
+                raise ValueError("two keys that share no secret")
+            return secret.raw
+        finally:
+            openssl.EVP_PKEY_CTX_free(context)
+            openssl.EVP_PKEY_free(theirs)
+            openssl.EVP_PKEY_free(ours)
+            openssl.ERR_clear_error()  # the ssl module would take an error that is left for its own
+
+    private, public, secret = _EXAMPLE
+    try:
+        return exchange if exchange(private, public) == secret else None
+    except ValueError:
+        return None
+
+
+def make_library_exchange() -> Exchange:
+    """By the cryptography library."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    def exchange(private: bytes, public: bytes) -> bytes:
+        _check_length(private, public)
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+
+    return exchange
+
+
+def _check_length(*keys: bytes) -> None:
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise ValueError(f"a key that has not {KEY_BYTES} bytes")
