@@ -3,7 +3,7 @@
 import datetime
 import ipaddress
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
@@ -28,7 +28,7 @@ class CertificateFiles:
     # The CAs of its region, which may change.
     authority: Path
     # The certificate of the CA that issued it, PEM.
-    issuer: str = ""
+    issuer: str = field(default="", kw_only=True)
 
     @property
     def ca(self) -> Path:
@@ -90,7 +90,8 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         stem = f"{role}-{name}-{certificate.serial_number % 10**8}"
-        files = CertificateFiles(self.folder / f"{stem}.pem", self.folder / f"{stem}.key", self.certificate, self._pem)
+        paths = self.folder / f"{stem}.pem", self.folder / f"{stem}.key", self.certificate
+        files = CertificateFiles(*paths, issuer=self._pem)
         files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files.key.touch(0o600)
         files.key.write_bytes(

@@ -58,10 +58,19 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return sys.modules[name]
 
 
-def figures(module: Any, *, rss_mib: float = 40.0, cpu: float = 0.005, mapped: tuple[str, ...] = ()) -> dict[str, Any]:
+def figures(
+    module: Any,
+    *,
+    rss_mib: float = 40.0,
+    cpu: float = 0.005,
+    mapped: tuple[str, ...] = (),
+    front_mib: float = 37.0,
+    front_maps: tuple[str, ...] = (),
+) -> dict[str, Any]:
     empty = module.ProcessFootprint(30 * MIB, 25 * MIB, 20 * MIB, 0.0, 1, ("cryptography",))
     supervisor = module.ProcessFootprint(int(rss_mib * MIB), 30 * MIB, 20 * MIB, cpu, 11, mapped)
-    return {module.EMPTY_NAME: empty, "supervisor": supervisor, "front": empty}
+    front = module.ProcessFootprint(int(front_mib * MIB), 25 * MIB, 20 * MIB, 0.0, 2, front_maps)
+    return {module.EMPTY_NAME: empty, "supervisor": supervisor, "front": front}
 
 
 def test_a_footprint_within_its_goal_misses_nothing(footprint: Any) -> None:
@@ -75,6 +84,8 @@ def test_a_footprint_within_its_goal_misses_nothing(footprint: Any) -> None:
         ({"cpu": 0.02}, "2.00% of a core"),
         ({"mapped": ("onnxruntime",)}, "supervisor maps onnxruntime"),
         ({"mapped": ("cryptography",)}, "supervisor maps cryptography"),
+        ({"front_mib": 38.5}, "front 38.5 MiB, at most 38.1"),
+        ({"front_maps": ("cryptography",)}, "front maps cryptography"),
     ],
 )
 def test_a_footprint_can_miss_its_goal(footprint: Any, measured: dict[str, Any], said: str) -> None:
