@@ -4,28 +4,14 @@ The cryptography library brings an OpenSSL of its own, 7 MiB of it, and a proces
 that one cannot be reached (its names are hidden in the interpreter, or it may not do X25519), the library does it.
 """
 
-import _ssl
-import ctypes
+import hmac
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 KEY_BYTES: Final = 32
 """Of private keys, public keys and secrets (RFC 7748, section 5)."""
 _KIND: Final = 1034
 """EVP_PKEY_X25519 (openssl/evp.h)."""
-_KEY_FUNCTION: Final = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
-_FUNCTIONS: Final = {
-    "EVP_PKEY_new_raw_private_key": _KEY_FUNCTION,
-    "EVP_PKEY_new_raw_public_key": _KEY_FUNCTION,
-    "EVP_PKEY_CTX_new": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p)),
-    "EVP_PKEY_derive_init": (ctypes.c_int, (ctypes.c_void_p,)),
-    "EVP_PKEY_derive_set_peer": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
-    "EVP_PKEY_derive": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t))),
-    "EVP_PKEY_CTX_free": (None, (ctypes.c_void_p,)),
-    "EVP_PKEY_free": (None, (ctypes.c_void_p,)),
-    "ERR_clear_error": (None, ()),
-}
-"""Result and arguments (openssl/evp.h and err.h), the same from OpenSSL 1.1.1 on."""
 _EXAMPLE: Final = tuple(
     bytes.fromhex(text)
     for text in (
@@ -55,13 +41,41 @@ def make_exchange() -> Exchange:
 def make_openssl_exchange() -> Exchange | None:
     """By Python's own OpenSSL; None where it does not do the example."""
     try:
-        # What is loaded already: nothing is opened, also if the installation was replaced meanwhile.
-        openssl = ctypes.CDLL(getattr(_ssl, "__file__", None))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(openssl, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
+        private, public, secret = _EXAMPLE
+        exchange = _exchange_of(_load_openssl())
+        return exchange if exchange(private, public) == secret else None
+    except Exception:  # no ctypes, or one that a confined process may not use; no such library or names; no X25519
         return None
+
+
+def _load_openssl() -> Any:
+    """The functions of Python's own OpenSSL, declared as in openssl/evp.h and err.h, which are the same from 1.1.1
+    on."""
+    import _ssl
+    import ctypes
+
+    # What is loaded already: nothing is opened, also if the installation was replaced meanwhile.
+    openssl = ctypes.CDLL(getattr(_ssl, "__file__", None))
+    number, pointer, data, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    functions = {
+        "EVP_PKEY_new_raw_private_key": (pointer, (number, pointer, data, size)),
+        "EVP_PKEY_new_raw_public_key": (pointer, (number, pointer, data, size)),
+        "EVP_PKEY_CTX_new": (pointer, (pointer, pointer)),
+        "EVP_PKEY_derive_init": (number, (pointer,)),
+        "EVP_PKEY_derive_set_peer": (number, (pointer, pointer)),
+        "EVP_PKEY_derive": (number, (pointer, data, ctypes.POINTER(size))),
+        "EVP_PKEY_CTX_free": (None, (pointer,)),
+        "EVP_PKEY_free": (None, (pointer,)),
+        "ERR_clear_error": (None, ()),
+    }
+    for name, (result, arguments) in functions.items():
+        function = getattr(openssl, name)
+        function.restype, function.argtypes = result, arguments
+    return openssl
+
+
+def _exchange_of(openssl: Any) -> Exchange:
+    import ctypes
 
     def exchange(private: bytes, public: bytes) -> bytes:
         _check_length(private, public)
@@ -77,6 +91,7 @@ def make_openssl_exchange() -> Exchange | None:
                 or openssl.EVP_PKEY_derive_set_peer(context, theirs) != 1
                 or openssl.EVP_PKEY_derive(context, secret, ctypes.byref(size)) != 1
                 or size.value != KEY_BYTES
+                or hmac.compare_digest(secret.raw, bytes(KEY_BYTES))  # each release we know refuses it by itself
             ):
                 raise ValueError("two keys that share no secret")
             return secret.raw
@@ -86,11 +101,7 @@ def make_openssl_exchange() -> Exchange | None:
             openssl.EVP_PKEY_free(ours)
             openssl.ERR_clear_error()  # the ssl module would take an error that is left for its own
 
-    private, public, secret = _EXAMPLE
-    try:
-        return exchange if exchange(private, public) == secret else None
-    except ValueError:
-        return None
+    return exchange
 
 
 def make_library_exchange() -> Exchange:

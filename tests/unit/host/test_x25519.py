@@ -3,6 +3,9 @@
 import _ssl
 import ctypes
 import secrets
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,14 +54,63 @@ def test_a_refusal_leaves_no_error_for_the_ssl_module() -> None:
     assert ctypes.CDLL(_ssl.__file__).ERR_peek_error() == 0
 
 
-def test_where_openssl_cannot_be_reached_the_library_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for functions in ({"EVP_PKEY_of_another_name": (ctypes.c_int, ())}, x25519._FUNCTIONS):
-        monkeypatch.setattr(x25519, "_FUNCTIONS", functions)
-        make_exchange.cache_clear()
-        private, public, secret = x25519._EXAMPLE
-        assert make_exchange()(private, public) == secret
-    monkeypatch.setattr(x25519, "_KIND", 0)  # as where FIPS mode has no such keys
-    assert make_openssl_exchange() is None
+def _no_openssl(*_: object) -> None:
+    raise OSError("libcrypto.so: cannot open shared object file")
+
+
+def _hidden_names(*_: object) -> SimpleNamespace:
+    return SimpleNamespace(EVP_PKEY_new_raw_private_key=SimpleNamespace())
+
+
+WITHOUT: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "no ctypes": lambda patch: patch.setitem(sys.modules, "ctypes", None),
+    "a _ssl that is part of the interpreter": lambda patch: patch.delattr(_ssl, "__file__"),
+    "no such library": lambda patch: patch.setattr(ctypes, "CDLL", _no_openssl),
+    "hidden names": lambda patch: patch.setattr(ctypes, "CDLL", _hidden_names),
+    "no memory that may be run": lambda patch: patch.setattr(ctypes, "CDLL", _raise_memory_error),
+    "no X25519, as in FIPS mode": lambda patch: patch.setattr(x25519, "_KIND", 0),
+    "another secret": lambda patch: patch.setattr(x25519, "_EXAMPLE", (*x25519._EXAMPLE[:2], bytes(KEY_BYTES))),
+}
+"""What a Python may lack."""
+
+
+def _raise_memory_error(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.fixture
+def made_anew() -> Iterator[None]:
     make_exchange.cache_clear()
+    yield
+    make_exchange.cache_clear()
+
+
+@pytest.mark.usefixtures("made_anew")
+@pytest.mark.parametrize("missing", WITHOUT)
+def test_where_openssl_cannot_be_used_the_library_does_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    private, public, secret = x25519._EXAMPLE
+    WITHOUT[missing](monkeypatch)
+    if missing != "a _ssl that is part of the interpreter":  # its names may be found there
+        assert make_openssl_exchange() is None
     assert make_exchange()(private, public) == secret
-    make_exchange.cache_clear()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="this Python's OpenSSL cannot be reached")
+@pytest.mark.usefixtures("made_anew")
+def test_where_openssl_can_be_used_it_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    private, public, secret = x25519._EXAMPLE
+    monkeypatch.setattr(x25519, "make_library_exchange", _no_openssl)
+    assert make_exchange()(private, public) == secret
+
+
+class _Agreeable:
+    """Whatever is called succeeds, and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 1
+
+
+def test_a_secret_of_zeros_is_refused_also_where_openssl_would_give_it() -> None:
+    """Every private key gives it with such a public one (RFC 7748, section 6.1)."""
+    with pytest.raises(ValueError, match="share no secret"):
+        x25519._exchange_of(_Agreeable())(bytes(range(32)), bytes(range(32)))
