@@ -121,8 +121,8 @@ class _Connection(ByteStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._task = self._server.begin(self, self._place)  # first: it gives the place back, whatever comes
         self._client = self._server.identify(certificate_of_peer(transport.get_extra_info("ssl_object")))
-        self._task = self._server.begin(self, self._place)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
