@@ -1,7 +1,24 @@
-"""The certificate that the peer of a connection has shown."""
+"""The certificate that the peer of a connection has shown, and what the handshake found of it, by the ssl module."""
 
+import _ssl
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.types.codes import Code, refuse
+from shoal.types.identity import Identity, parse_name
+from shoal.types.units import Wall
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCertificate:
+    """What a handshake has found of a certificate."""
+
+    # Whom it names.
+    identity: Identity
+    # The certificate (DER) of whoever issued it, by whose key the handshake verified its signature.
+    issuer: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,21 +27,60 @@ class PeerCertificate:
 
     # The certificate, PEM.
     pem: bytes
-    # This side of the connection; None where another library has it.
-    connection: ssl.SSLObject | None = field(default=None, compare=False, repr=False)
-
-    def verified_connection(self) -> ssl.SSLObject | None:
-        """The connection, if its latest handshake was by this certificate."""
-        known = self.connection
-        return known if known is not None and _pem_of(known) == self.pem else None
+    # None where the handshake does not tell: it resumed a session, it is another library's, or this Python's ssl module
+    # has no means to. Then somebody else has to verify the certificate.
+    verified: VerifiedCertificate | None = None
 
 
 def certificate_of_peer(connection: ssl.SSLObject) -> PeerCertificate | None:
-    """What the peer of a connection, whose handshake is done, has shown; None: no certificate."""
-    pem = _pem_of(connection)
-    return PeerCertificate(pem, connection) if pem else None
+    """What the peer of a connection has shown; None: no certificate.
 
-
-def _pem_of(connection: ssl.SSLObject) -> bytes:
+    To be called when the handshake is done, before more is read: a peer may begin another message of a handshake at any
+    time, and until that ends the ssl module raises ValueError.
+    """
     der = connection.getpeercert(binary_form=True)
-    return ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
+    return PeerCertificate(ssl.DER_cert_to_PEM_cert(der).encode(), _verified(connection, der)) if der else None
+
+
+def verified_chain(connection: ssl.SSLObject) -> tuple[bytes, ...]:
+    """Certificates (DER), from the peer's own to one that is trusted, each verified by the key of the next.
+
+    Empty without a certificate or a full handshake, and where this Python does not tell.
+    """
+    # Public since Python 3.13, in DER; earlier versions have the same call underneath, which gives objects.
+    public: Callable[[], Iterable[bytes] | None] | None = getattr(connection, "get_verified_chain", None)
+    if public is not None:
+        return tuple(public() or ())
+    inner: Callable[[], Iterable[Any] | None] | None = getattr(
+        getattr(connection, "_sslobj", None), "get_verified_chain", None
+    )
+    return () if inner is None else tuple(each.public_bytes(_ssl.ENCODING_DER) for each in inner() or ())
+
+
+def identity_of_peer(peer: Mapping[str, Any]) -> Identity:
+    """The identity of a verified peer, as `getpeercert()` of the ssl module tells it. Raises
+    ShoalError(CERT_NAME_INVALID)."""
+    uris = [name for kind, name in peer.get("subjectAltName", ()) if kind == "URI"]
+    if len(uris) != 1:
+        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
+    region, role, name = parse_name(uris[0])
+    return Identity(
+        region=region,
+        role=role,
+        name=name,
+        not_before=Wall(float(ssl.cert_time_to_seconds(peer["notBefore"]))),
+        not_after=Wall(float(ssl.cert_time_to_seconds(peer["notAfter"]))),
+        serial=str(int(peer["serialNumber"], 16)),
+    )
+
+
+def _verified(connection: ssl.SSLObject, der: bytes) -> VerifiedCertificate | None:
+    """What the handshake has found of the certificate."""
+    try:
+        chain = verified_chain(connection)
+        # A chain of an earlier handshake, by another certificate, says nothing of this one.
+        if len(chain) < 2 or chain[0] != der:
+            return None
+        return VerifiedCertificate(identity_of_peer(connection.getpeercert() or {}), chain[1])
+    except Exception:  # an authority may sign what cannot be decoded: whoever verifies it says what is wrong
+        return None

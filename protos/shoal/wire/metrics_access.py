@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.host.peer_certificate import identity_of_peer
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import check_validity, require
-from shoal.wire.tls_files import identity_of_peer
 
 READERS: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR})
 

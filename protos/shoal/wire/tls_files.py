@@ -1,21 +1,20 @@
-"""Reads this process's own certificate, and what TLS verified of a peer's, by the ssl module alone.
+"""Reads this process's own certificate and CAs by the ssl module alone.
 
 The cryptography library takes 9 MB of memory, so a process that stays small does without it. The ssl module decodes
 only a certificate that a peer has shown and that was verified. So the own one is shown to ourselves: both ends of a
 TLS handshake in memory, of some milliseconds. Dates are not checked in it; callers check them by their own clock.
 """
 
-import _ssl
 import hashlib
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.host.peer_certificate import identity_of_peer, verified_chain
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.identity import Identity, parse_name
-from shoal.types.units import Wall
+from shoal.types.identity import Identity
 
 NO_CHECK_TIME: Final = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the ssl module does not name."""
@@ -47,41 +46,7 @@ def is_issued_by(certificate: Path, key: Path, authority: str) -> bool:
         _, length = _show(certificate, key, authority)
     except ssl.SSLError:
         return False
-    return length <= 2  # longer, where a certificate beside the first one leads to that authority
-
-
-def identity_of_peer(peer: Mapping[str, Any]) -> Identity:
-    """The identity of a verified peer, as `getpeercert()` of the ssl module tells it. Raises
-    ShoalError(CERT_NAME_INVALID)."""
-    uris = [name for kind, name in peer.get("subjectAltName", ()) if kind == "URI"]
-    if len(uris) != 1:
-        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
-    region, role, name = parse_name(uris[0])
-    return Identity(
-        region=region,
-        role=role,
-        name=name,
-        not_before=Wall(float(ssl.cert_time_to_seconds(peer["notBefore"]))),
-        not_after=Wall(float(ssl.cert_time_to_seconds(peer["notAfter"]))),
-        serial=str(int(peer["serialNumber"], 16)),
-    )
-
-
-def identity_of_connection(connection: ssl.SSLObject) -> Identity:
-    """The identity of the peer that a connection has verified. Raises ShoalError(CERT_NAME_INVALID)."""
-    try:
-        return identity_of_peer(connection.getpeercert() or {})
-    except (ValueError, KeyError) as cause:  # an authority may sign what cannot be decoded
-        raise refuse(
-            Code.CERT_NAME_INVALID, "a certificate that cannot be decoded", "a readable one", "enrol again"
-        ) from cause
-
-
-def issuer_of_connection(connection: ssl.SSLObject) -> bytes | None:
-    """The certificate (DER) of whoever issued that of the peer, by whose key the handshake verified it; None where no
-    handshake did so, because the connection resumed a session."""
-    chain = _verified_chain(connection)
-    return chain[1].public_bytes(_ssl.ENCODING_DER) if len(chain) > 1 else None
+    return length in (1, 2)  # longer, where a certificate beside the first one leads to that authority
 
 
 def split_certificates(text: str) -> tuple[str, ...]:
@@ -145,10 +110,4 @@ def _show(certificate: Path, key: Path, trusted: str) -> tuple[Mapping[str, Any]
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 pass
-    return ends[1].getpeercert() or {}, len(_verified_chain(ends[1]))
-
-
-def _verified_chain(connection: ssl.SSLObject) -> Sequence[Any]:
-    """From the peer's own certificate to one that is trusted. Empty without a certificate or a full handshake."""
-    # Public since Python 3.13 (SSLObject.get_verified_chain); earlier versions have the same call underneath.
-    return connection._sslobj.get_verified_chain() or ()  # type: ignore[attr-defined]
+    return ends[1].getpeercert() or {}, len(verified_chain(ends[1]))

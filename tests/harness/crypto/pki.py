@@ -101,6 +101,16 @@ class Authority:
         )
         return files
 
+    def certify(self, other: "Authority") -> str:
+        """The other's key and name in a certificate (PEM) of this one."""
+        return (
+            self._builder(other._name, other._key.public_key(), 0.0, 86400.0)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+            .decode()
+        )
+
     def _builder(
         self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, start_s: float, end_s: float
     ) -> x509.CertificateBuilder:

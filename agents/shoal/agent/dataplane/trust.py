@@ -9,7 +9,8 @@ region, nothing is verified twice, and the cryptography library, 10 MiB of a fro
 
 import importlib
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +19,10 @@ from shoal.host.peer_certificate import PeerCertificate
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import Identity
-from shoal.wire.tls_files import authorities_of, identity_of_connection, issuer_of_connection
+from shoal.wire.tls_files import authorities_of
 
 _MAX_IDENTITIES: Final = 1024
 """Identities that are cached: parsing and verifying a certificate costs more than the rest of a small call."""
-_LIBRARY: Final = "shoal.agent.dataplane.issuers"
-"""What imports the cryptography library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +68,18 @@ class Authorities:
 
     def configure(self, peers: Iterable[PeerTrust]) -> None:
         """Apply the complete list of other regions. An invalid root, or one with the name of a CA of this region, is
-        left out."""
+        left out.
+
+        Raises ShoalError(INTERNAL) where the library cannot be used, which no empty list needs; then the earlier list
+        stays in force.
+        """
         told = tuple(peers)
         self._read()
         if not self._stale and told == self._peer_trusts:
             return
+        self._peers = {peer.region: self._peer_region(peer) for peer in told if peer.region != self._region}
         self._peer_trusts, self._stale = told, False
         self._known.clear()
-        self._peers = {peer.region: _peer_region(peer, self._own) for peer in told if peer.region != self._region}
         pem = b"".join(peer.pem for _, peer in sorted(self._peers.items()))
         if pem != self.handshake.pem:
             self.handshake = Handshake(self.handshake.version + 1, pem)
@@ -90,7 +93,8 @@ class Authorities:
         """Identity in a client's certificate that passed the handshake, once its own region's CA is found to have
         issued it.
 
-        Raises ShoalError(REGION_MISMATCH | CERT_UNTRUSTED | CERT_NAME_INVALID).
+        Raises ShoalError(REGION_MISMATCH | CERT_UNTRUSTED | CERT_NAME_INVALID), and ShoalError(INTERNAL) where only the
+        library can tell, and it cannot be used.
         """
         known = self._known.get(certificate.pem)
         if known is None:
@@ -101,13 +105,10 @@ class Authorities:
         return known
 
     def _verify(self, certificate: PeerCertificate) -> Identity:
-        connection = certificate.verified_connection()
-        if connection is not None:
-            identity, issuer = identity_of_connection(connection), issuer_of_connection(connection)
-        else:
-            identity, issuer = _identity_of(certificate.pem), None
+        verified = certificate.verified
+        identity = _identity_of(certificate.pem) if verified is None else verified.identity
         if identity.region == self._region:
-            if issuer not in self._own:
+            if verified is None or verified.issuer not in self._own:
                 self._read()
             roots = self._own
         elif identity.region in self._peers:
@@ -120,7 +121,7 @@ class Authorities:
                 "use that region's files",
             )
         # The issuer that the handshake found may also be the same CA as another one certified it.
-        if issuer in roots or _is_issued_by_one(certificate.pem, roots):
+        if (verified is not None and verified.issuer in roots) or _is_issued_by_one(certificate.pem, roots):
             return identity
         raise refuse(
             Code.CERT_UNTRUSTED,
@@ -141,36 +142,44 @@ class Authorities:
         self._pem, self._stale = pem, True
         self._own = (*own, *(each for each in self._own if each not in own))
 
+    def _peer_region(self, peer: PeerTrust) -> _PeerRegion:
+        with _library_in_use():
+            from shoal.agent.dataplane.issuers import roots_of_peer
+
+            roots = roots_of_peer(peer, self._region, self._own)
+        pem = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode()
+        return _PeerRegion(roots, frozenset(peer.gateways), pem)
+
 
 def load_library() -> None:
     """Import what the cryptography library is needed for: 60 to 100 ms on a server, and 10 MiB. Raises
     ShoalError(INTERNAL) where it cannot be imported."""
-    try:
-        importlib.import_module(_LIBRARY)
-    except ImportError as cause:  # who is to be verified by it is refused
-        raise refuse(
-            Code.INTERNAL, f"{cause}", "the cryptography library, as installed", "restart the agent"
-        ) from cause
+    with _library_in_use():
+        importlib.import_module("shoal.agent.dataplane.issuers")
 
 
 def _identity_of(pem: bytes) -> Identity:
-    load_library()
-    from shoal.wire.certificates import identity_of_pem
+    with _library_in_use():
+        from shoal.agent.dataplane.issuers import identity_of_pem
 
-    return identity_of_pem(pem)
+        return identity_of_pem(pem)
 
 
 def _is_issued_by_one(pem: bytes, roots: Iterable[bytes]) -> bool:
-    load_library()
-    from shoal.agent.dataplane.issuers import is_issued_by_one
+    with _library_in_use():
+        from shoal.agent.dataplane.issuers import is_issued_by_one
 
-    return is_issued_by_one(pem, roots)
+        return is_issued_by_one(pem, roots)
 
 
-def _peer_region(peer: PeerTrust, ours: Sequence[bytes]) -> _PeerRegion:
-    load_library()
-    from shoal.agent.dataplane.issuers import roots_of_peer
-
-    roots = roots_of_peer(peer, ours)
-    pem = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode()
-    return _PeerRegion(roots, frozenset(peer.gateways), pem)
+@contextmanager
+def _library_in_use() -> Iterator[None]:
+    """Raises ShoalError(INTERNAL) for any other error: what is imported late, some of it with the first use, may be
+    half replaced beneath a front that runs, or meet a limit of this process. Who is to be verified by it is refused."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as cause:
+        found = f"{type(cause).__name__} in the cryptography library"
+        raise refuse(Code.INTERNAL, found, "the library as it was installed", "restart the agent") from cause
