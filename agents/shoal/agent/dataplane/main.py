@@ -44,6 +44,7 @@ from shoal.host.compiled import is_compiled
 from shoal.host.event_wait import wait_or_timeout
 from shoal.host.otlp import Exporter
 from shoal.host.private_files import disable_core_dumps, write_private
+from shoal.types.assignment import PeerTrust
 from shoal.types.link import SpansAsked
 from shoal.types.metric import MetricReadings
 from shoal.types.units import Seconds, Wall
@@ -193,15 +194,27 @@ def _handlers(
     async def configure(message: FrameMessage) -> FrameMessage:
         said = control.unpack(message.payload)
         async with one_at_a_time:
-            if said.peers:
-                await asyncio.to_thread(load_library)  # requests go on meanwhile
-            apply(said)
+            failure = await configure_authorities(said.peers)
+            apply(said if failure is None else replace(said, peers=()))
         stages.configured.set()
         await stages.listening.wait()
+        if failure is not None:
+            raise failure  # the supervisor tries again
         return FrameMessage("configured")
 
+    async def configure_authorities(peers: tuple[PeerTrust, ...]) -> Exception | None:
+        """What kept other regions from being told: then none of them is believed, and all else still counts."""
+        try:
+            if peers:
+                await asyncio.to_thread(load_library)  # requests go on meanwhile
+            authorities.configure(peers)
+        except Exception as error:
+            _log.error("peers_refused", error=repr(error.__cause__ or error))
+            authorities.configure(())
+            return error
+        return None
+
     def apply(said: control.ServingConfig) -> None:
-        authorities.configure(said.peers)
         witnesses.configure(said.verification_sources, said.revoked_serials)
         plane.configure(
             said.routes,
