@@ -9,6 +9,7 @@ from harness.crypto.pki import Authority, CertificateFiles
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
+from shoal.wire import tls_files
 from shoal.wire.certificates import ca_fingerprint, identity_of_pem
 from shoal.wire.tls_files import fingerprint_of, is_issued_by, read_identity, split_certificates
 
@@ -50,6 +51,12 @@ def test_an_issuer_is_known_by_its_key_not_by_its_name(authority: Authority, tmp
     assert is_issued_by(files.certificate, files.key, authority.certificate.read_text()), "whenever it was valid"
     assert not is_issued_by(files.certificate, files.key, namesake.certificate.read_text())
     assert not is_issued_by(files.certificate, files.key, "")
+
+
+def test_where_python_tells_no_chain_nobody_issued_it(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = authority.issue(Role.AGENT, "edge-1")
+    monkeypatch.setattr(tls_files, "verified_chain", lambda _: ())
+    assert not is_issued_by(files.certificate, files.key, authority.certificate.read_text())
 
 
 @pytest.mark.parametrize("uris", [(), ("shoal://eu/agent/a", "shoal://eu/agent/b"), ("https://eu/agent/a",)])
