@@ -386,7 +386,8 @@ class _PeerConnection:
         if isinstance(error, CallError) and channel.state is not ChannelState.CLOSED:
             return _failure(error, channel.failure)
         found = "a front that answers no ping" if self.is_silent else "a way that another one has followed"
-        return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), was_sent=True)
+        was_sent = isinstance(error, CallError) and error.was_processed  # a closed channel sends nothing
+        return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), was_sent=was_sent)
 
     async def close(self, grace_s: float | None) -> None:
         """Close the channels; calls in flight have `grace_s` to end."""

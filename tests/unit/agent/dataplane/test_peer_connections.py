@@ -1,0 +1,70 @@
+"""Calls to another front whose connection is closed: which of them it may have begun to run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from harness.wait import until
+from shoal.agent.dataplane.upstream import AttemptFailed, _PeerConnection
+from shoal.host.grpc_client import GrpcChannel
+from shoal.http2 import frames
+from shoal.types.codes import Code
+from shoal.types.units import Seconds
+from shoal.wire.limits import PEER
+
+
+class Peer:
+    """A front that takes one call at a time and answers none, and the connection to it."""
+
+    def __init__(self, port: int) -> None:
+        self.data, self.large, ping = (
+            GrpcChannel(f"127.0.0.1:{port}", "n1", None, PEER, 2**20, is_shared=True) for _ in range(3)
+        )
+        self.connection = _PeerConnection(self.data, self.large, ping, Seconds(5.0))
+
+    def begin(self) -> asyncio.Task[bytes]:
+        return asyncio.create_task(self.call())
+
+    async def call(self) -> bytes:
+        return await self.connection.call("/x/Y", b"step", Seconds(60.0), lambda: (), "acme")
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    ended = asyncio.Event()
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.settings(((frames.MAX_CONCURRENT_STREAMS, 1),)))
+        await ended.wait()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    there = Peer(server.sockets[0].getsockname()[1])
+    try:
+        yield there
+    finally:
+        await there.connection.close(None)
+        ended.set()
+        server.close()
+
+
+async def failure(call: asyncio.Task[bytes]) -> AttemptFailed:
+    with pytest.raises(AttemptFailed) as failed:
+        await call
+    return failed.value
+
+
+async def test_only_a_call_that_had_a_stream_may_have_run_where_the_connection_is_given_up(peer: Peer) -> None:
+    await until(lambda: peer.data.can_begin("acme"), 5.0, "the connection is open")
+    sent = peer.begin()
+    await until(lambda: not peer.data.can_begin("acme"), 5.0, "the only stream is in use")
+    in_line = [peer.begin() for _ in range(2)]
+    session = peer.data._session
+    assert session is not None
+    await until(lambda: len(session._shares.lines.get("acme", ())) == 2, 5.0, "two wait for it")
+    await peer.connection.close(0.0)
+    late = peer.begin()
+    found = [await failure(call) for call in (sent, *in_line, late)]
+    assert {each.code for each in found} == {Code.REPLICA_UNREACHABLE}
+    assert [each.was_sent for each in found] == [True, False, False, False]
