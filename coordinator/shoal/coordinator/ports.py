@@ -260,6 +260,12 @@ class LinkEvents(Protocol):
         """
         ...
 
+    async def on_link_closed(self, sessions: Mapping[str, int], *, is_lost: bool) -> None:
+        """The connection to the broker is over and these sessions with it: the epoch of each by node. Their silence
+        proves nothing about them. is_lost: False where the coordinator gave it up, as for another certificate.
+        """
+        ...
+
     async def on_link_restored(self) -> None:
         """The broker answers again. Idempotent."""
         ...

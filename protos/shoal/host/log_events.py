@@ -136,6 +136,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "sequence_step_replayed": "A session's request was repeated on a new worker.",
     "serving_failed": "The coordinator cannot serve from its store. It opens it again.",
     "session_closed": "A link session between agent and coordinator ended.",
+    "sessions_closed": "The connection to the broker is over, and all sessions that it carried.",
     "session_failed": "Reading a link session ended in an unforeseen error.",
     "session_opened": "A link session between agent and coordinator began.",
     "session_refused": "The coordinator refused a node's hello.",

@@ -55,6 +55,7 @@ _NODES: Final = {
     "NODE_DELETED": "A node's record was deleted.",
     "RECEIPT_KEPT": "A new measurement of a device was accepted.",
     "BROKER_LOST": "The coordinator lost the MQTT broker; nodes that come by it are not judged meanwhile.",
+    "BROKER_LEFT": "The coordinator gave up its connection to the MQTT broker, as for another certificate.",
     "BROKER_BACK": "The broker answers again.",
 }
 

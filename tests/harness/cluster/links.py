@@ -1,7 +1,7 @@
 """Both ends of an agent's link in this process, over a real carrier: a gRPC server, or Mosquitto."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -75,6 +75,10 @@ class RecordingListener:
 
     async def on_link_lost(self, nodes: Collection[str]) -> None:
         await self.events.on_link_lost(nodes)
+
+    async def on_link_closed(self, sessions: Mapping[str, int], *, is_lost: bool) -> None:
+        self.closed_sessions += sessions.items()
+        await self.events.on_link_closed(sessions, is_lost=is_lost)
 
     async def on_link_restored(self) -> None:
         await self.events.on_link_restored()

@@ -9,6 +9,7 @@ from shoal.coordinator.core.link.broker_connection import BrokerConnection
 from shoal.coordinator.core.link.lanes import Lane, LaneReady, PauseLane
 from shoal.coordinator.core.link.mqtt_sessions import (
     HelloReceived,
+    LinkClosed,
     LinkEffects,
     MessageReceived,
     MqttSessions,
@@ -273,6 +274,8 @@ class CoordinatorEnd:
                     self._write(session)
                 case SessionClosed(_, epoch):
                     self.open_epochs.discard(epoch)
+                case LinkClosed(sessions):
+                    self.open_epochs.difference_update(sessions.values())
 
     def _on_status(self, session: NodeSession, message: object, now: Elapsed) -> None:
         assert isinstance(message, Status)

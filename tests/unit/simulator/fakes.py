@@ -1,6 +1,6 @@
 """The coordinator's end of a simulated link, and messages for it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from shoal.types.assignment import Status
@@ -32,6 +32,9 @@ class RecordingLinkEvents:
 
     async def on_link_lost(self, nodes: Collection[str]) -> None:
         raise AssertionError(nodes)
+
+    async def on_link_closed(self, sessions: Mapping[str, int], *, is_lost: bool) -> None:
+        self.closed_epochs += sessions.values()
 
     async def on_link_restored(self) -> None:
         raise AssertionError

@@ -1,7 +1,7 @@
 """Links over a broker in the simulation: what it keeps, repeats, says for the lost, and loses when it dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -28,6 +28,10 @@ class Noted(RecordingLinkEvents):
 
     async def on_link_lost(self, nodes: Collection[str]) -> None:
         self.blind_to.append(tuple(nodes))
+
+    async def on_link_closed(self, sessions: Mapping[str, int], *, is_lost: bool) -> None:
+        self.blind_to.append(tuple(sessions))
+        await super().on_link_closed(sessions, is_lost=is_lost)
 
     async def on_link_restored(self) -> None:
         self.blind_to.clear()

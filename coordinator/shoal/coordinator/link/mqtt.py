@@ -7,7 +7,7 @@ waits, and asks the controllers.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiomqtt
 import structlog
@@ -20,6 +20,7 @@ from shoal.coordinator.core.link.mqtt_sessions import (
     HEARTBEAT_S,
     HelloReceived,
     HelloRefused,
+    LinkClosed,
     LinkEffect,
     LinkEffects,
     LinkLost,
@@ -49,6 +50,15 @@ RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
 IN_FLIGHT: Final = 1000
 
 log: Final = structlog.get_logger("shoal.coordinator.link")
+
+
+class _Dialed(NamedTuple):
+    """A connection to the broker that serves nothing yet."""
+
+    connection: BrokerConnection
+    client: aiomqtt.Client
+    # What it signs with.
+    signature: SigningIdentity
 
 
 class MqttLinks:
@@ -85,6 +95,8 @@ class MqttLinks:
         self._sessions = MqttSessions(region, heartbeat_s)
         self._events: LinkEvents | None = None
         self._client: aiomqtt.Client | None = None
+        self._dialed: _Dialed | None = None
+        """The connection that is served next."""
         self._signs_as: SigningIdentity | None = None
         self._must_reconnect = asyncio.Event()
         self._output_ready: dict[NodeSession, asyncio.Event] = {}
@@ -105,7 +117,8 @@ class MqttLinks:
         return self._sessions.is_connected
 
     def refresh(self) -> None:
-        """Reconnects if the coordinator's certificate is no longer the one in use."""
+        """Reconnects if the coordinator's certificate is no longer the one in use: it dials anew first, then ends what
+        it has."""
         if self.is_online and self._signature() != self._signs_as:
             self._must_reconnect.set()
 
@@ -134,7 +147,19 @@ class MqttLinks:
             attempt += 1
 
     async def _serve(self) -> None:
-        """Serves one connection. Raises ShoalError, OSError, aiomqtt.MqttError when it ends."""
+        """Serves one connection after the other. Raises ShoalError, OSError, aiomqtt.MqttError when one is lost."""
+        self._dialed = await self._dial()
+        try:
+            while (dialed := self._dialed) is not None:
+                self._dialed = None
+                await self._serve_one(dialed)
+        finally:
+            if self._dialed is not None:
+                self._spawn(mqtt.close_client(self._dialed.client))
+                self._dialed = None
+
+    async def _dial(self) -> _Dialed:
+        """Raises ShoalError, OSError."""
         codec = self._make_codec()
         connection = BrokerConnection(self._ids.secret(), codec)
         will = self._sessions.will_of(connection)
@@ -146,14 +171,20 @@ class MqttLinks:
             in_flight=IN_FLIGHT,
             queue=_dispatching_queue(self._on_message),
         )
+        return _Dialed(connection, client, codec.signature)
+
+    async def _serve_one(self, dialed: _Dialed) -> None:
+        """Serves the connection until the certificate has changed and the next one is dialed. Raises ShoalError,
+        OSError, aiomqtt.MqttError when it is lost."""
+        connection, client = dialed.connection, dialed.client
         is_lost = False
         try:
             await mqtt.subscribe(client, self._sessions.subscriptions, retained=False)
-            self._client, self._signs_as = client, codec.signature
+            self._client, self._signs_as = client, dialed.signature
             self._must_reconnect.clear()
             self._sessions.on_connected(connection)
             log.info("broker_connected", address=self._address)
-            await self._send_heartbeats(client)
+            self._dialed = await self._send_heartbeats(client)
         except aiomqtt.MqttError:
             is_lost = True
             raise
@@ -165,20 +196,41 @@ class MqttLinks:
     def _signature(self) -> SigningIdentity:
         return SigningIdentity.from_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
 
-    async def _send_heartbeats(self, client: aiomqtt.Client) -> None:
-        """Sends heartbeats until the broker is lost (raises aiomqtt.MqttError) or the certificate changes."""
+    async def _send_heartbeats(self, client: aiomqtt.Client) -> _Dialed:
+        """Sends heartbeats until the broker is lost (raises aiomqtt.MqttError) or the next connection is dialed."""
         lost = asyncio.ensure_future(anext(client.messages))  # yields no message: it ends with the connection
+        next_dial = asyncio.ensure_future(self._dial_next())
         try:
-            while not self._must_reconnect.is_set():
+            while not next_dial.done():
                 await self._send_heartbeat(lost)
                 pause = asyncio.ensure_future(self._clock.sleep(self._sessions.heartbeat_s))
-                await asyncio.wait({lost, pause}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({lost, pause, next_dial}, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if lost.done():
                     lost.result()
+            return next_dial.result()
+        except BaseException:
+            next_dial.add_done_callback(self._abandon)
+            raise
         finally:
             lost.cancel()
-            await asyncio.gather(lost, return_exceptions=True)
+            next_dial.cancel()
+            await asyncio.gather(lost, next_dial, return_exceptions=True)
+
+    async def _dial_next(self) -> _Dialed:
+        """The connection that follows this one, once the certificate has changed. This one serves as long."""
+        await self._must_reconnect.wait()
+        while True:
+            try:
+                return await self._dial()
+            except ShoalError as error:
+                log.warning("broker_connection_failed", address=self._address, code=error.code, error=str(error))
+            await self._clock.sleep(Seconds(RETRY_S[-1]))
+
+    def _abandon(self, dialing: "asyncio.Future[_Dialed]") -> None:
+        """Nobody uses the connection, if it is there."""
+        if not dialing.cancelled() and dialing.exception() is None:
+            self._spawn(mqtt.close_client(dialing.result().client))
 
     async def _send_heartbeat(self, lost: "asyncio.Future[aiomqtt.Message]") -> None:
         """Publishes the presence and waits for the broker's acknowledgement."""
@@ -246,6 +298,10 @@ class MqttLinks:
             case LinkLost(nodes):
                 if events is not None:
                     await events.on_link_lost(nodes)
+            case LinkClosed(sessions, is_lost):
+                log.info("sessions_closed", count=len(sessions), carrier="mqtt")
+                if events is not None:
+                    await events.on_link_closed(sessions, is_lost=is_lost)
             case LinkRestored():
                 if events is not None:
                     await events.on_link_restored()

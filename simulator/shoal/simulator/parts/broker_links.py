@@ -17,6 +17,7 @@ from shoal.coordinator.core.link.lanes import Lane, LaneReady, MessageDropped, P
 from shoal.coordinator.core.link.mqtt_sessions import (
     HelloReceived,
     HelloRefused,
+    LinkClosed,
     LinkEffect,
     LinkEffects,
     LinkLost,
@@ -267,6 +268,8 @@ class SimBrokerLinks:
                 self._world.record("link.refused", node=node, code=str(refusal.code))
             case LinkLost(nodes):
                 await events.on_link_lost(nodes)
+            case LinkClosed(sessions, is_lost):
+                await events.on_link_closed(sessions, is_lost=is_lost)
             case LinkRestored():
                 await events.on_link_restored()
 

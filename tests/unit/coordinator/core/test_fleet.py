@@ -190,6 +190,21 @@ def test_nodes_behind_a_lost_broker_are_judged_when_it_is_back_or_stays_away() -
     assert liveness(elsewhere, lost + 1.5 + timing.suspect_after_s) is Liveness.SUSPECT, "it came by another carrier"
 
 
+def test_a_connection_that_is_over_excuses_its_nodes_and_nobody_else() -> None:
+    fleet = fleet_of(A, node("b"), node("c"))
+    closed = updates.close_link(fleet, {"a": 1, "b": 0, "gone": 1}, Elapsed(1.0))
+    assert [(state.name, state.connected, state.link_lost) for state in closed.nodes.values()] == [
+        ("a", False, True),
+        ("b", True, False),  # it has a newer session
+        ("c", True, False),
+    ]
+    assert updates.close_link(closed, {"a": 1}, Elapsed(5.0)) is closed
+    for step in range(2, int(fleet.timing.lost_after_s * 2)):
+        closed, changes = update_liveness(closed, Elapsed(step / 2))
+        assert "a" not in {change.node for change in changes}
+    assert closed.nodes["c"].liveness is Liveness.SUSPECT
+
+
 def test_a_coordinator_that_started_has_seen_nobody_yet() -> None:
     stored = tuple(fleet_of(A, node("b")).nodes.values())
     fleet = updates.restore(stored, Fleet(), Elapsed(100.0))

@@ -33,6 +33,7 @@ from shoal.coordinator.core.fleet.liveness import update_liveness
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.fleet.updates import (
     clear_quarantine,
+    close_link,
     connect,
     disconnect,
     extend_grace,
@@ -342,6 +343,13 @@ class FleetController:
         if self.fleet is not before:
             found = f"the coordinator does not reach it; {len(nodes)} nodes come by it, and are not judged for now"
             await self._fence.note(LogEvent("BROKER_LOST", "broker", found))
+
+    async def on_link_closed(self, sessions: Mapping[str, int], *, is_lost: bool) -> None:
+        before = self.fleet
+        self.fleet = close_link(before, sessions, self._clock.now())
+        if self.fleet is not before:
+            ended = f"{len(sessions)} sessions by it ended; their nodes connect again, and are not judged for now"
+            await self._fence.note(LogEvent("BROKER_LOST" if is_lost else "BROKER_LEFT", "broker", ended))
 
     async def on_link_restored(self) -> None:
         before = self.fleet

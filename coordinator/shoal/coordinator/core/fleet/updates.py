@@ -199,6 +199,15 @@ def mark_link_lost(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
     return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
 
 
+def close_link(fleet: Fleet, sessions: Mapping[str, int], now: Elapsed) -> Fleet:
+    """The connection to the broker that carried these sessions (epochs by node) is over: for one loss window the nodes'
+    silence is attributed to it. Those with a newer session came by another way."""
+    current = {name for name, epoch in sessions.items() if name in fleet.nodes and fleet.nodes[name].epoch == epoch}
+    excused = mark_link_lost(fleet, current, now)
+    found = {name: replace(excused.nodes[name], connected=False) for name in current if excused.nodes[name].connected}
+    return replace(excused, nodes={**excused.nodes, **found}) if found else excused
+
+
 def mark_link_restored(fleet: Fleet, now: Elapsed) -> Fleet:
     """The broker is reachable again. A node that has to reconnect gets one loss window to do so. A node that is still
     connected gets the time after which it would be suspect."""

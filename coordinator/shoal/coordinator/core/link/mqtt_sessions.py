@@ -9,6 +9,7 @@ and looks again at each `OutputReady`. It answers a `HelloReceived` by `answer_h
 controller's answer and that call, and a `MessageReceived` by `reply`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -131,6 +132,16 @@ class LinkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkClosed:
+    """The connection to the broker is over and these sessions with it, so that their nodes' silence proves nothing."""
+
+    # Epoch of each session, by node; at least one.
+    sessions: Mapping[str, int]
+    # False where the coordinator gave the connection up, as for another certificate.
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LinkRestored:
     """The broker answers."""
 
@@ -148,6 +159,7 @@ LinkEffect = (
     | OutputReady
     | SessionClosed
     | LinkLost
+    | LinkClosed
     | LinkRestored
 )
 LinkEffects = tuple[LinkEffect, ...]
@@ -190,13 +202,15 @@ class MqttSessions:
 
     def on_disconnected(self, *, is_lost: bool) -> LinkEffects:
         """The connection is over: the broker is lost, or it was given up."""
-        lost: LinkEffects = (LinkLost(tuple(self._sessions)),) if is_lost else ()
         self._connection, self._lanes = None, Lanes()
-        closed: list[LinkEffect] = []
-        for session in tuple(self._sessions.values()):
+        sessions, self._sessions = self._sessions, {}
+        if not sessions:
+            return ()
+        for session in sessions.values():
             session.queue.discard()
-            closed += self.forget(session)
-        return (*lost, *closed)
+            session.queue.close()
+        closed = LinkClosed({name: session.epoch for name, session in sessions.items()}, is_lost)
+        return (closed, *(OutputReady(session) for session in sessions.values()))
 
     def next_heartbeat(self) -> Publication:
         """The heartbeat to publish now. Call it once for each interval, while connected."""

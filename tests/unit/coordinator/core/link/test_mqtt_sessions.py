@@ -13,6 +13,7 @@ from shoal.coordinator.core.link.mqtt_sessions import (
     MAX_INVALID,
     HelloReceived,
     HelloRefused,
+    LinkClosed,
     LinkEffect,
     LinkLost,
     LinkRestored,
@@ -288,13 +289,23 @@ def test_a_lost_broker_ends_every_session_and_what_waits_is_dropped() -> None:
     region.sessions.send(NAME, ProbeNow(()))
     assert region.sessions.on_heartbeat_overdue() == (LinkLost((NAME,)),)
     effects = region.sessions.on_disconnected(is_lost=True)
-    assert effects == (LinkLost((NAME,)), OutputReady(session), SessionClosed(NAME, 7))
+    assert effects == (LinkClosed({NAME: 7}, is_lost=True), OutputReady(session))
     region.connect()
     assert region.outputs(session) == []
     assert session.queue.is_finished
     assert region.sessions.on_heartbeat_acknowledged(region.now) == (LinkRestored(),)
-    assert region.sessions.on_disconnected(is_lost=False) == ()
+    assert region.sessions.on_disconnected(is_lost=True) == ()
     assert region.sessions.on_message(topics.of_node(REGION, NAME, Channel.STATUS), b"", region.now) == ()
+
+
+def test_a_connection_that_is_given_up_ends_all_its_sessions_at_once() -> None:
+    region = Region()
+    session = region.open()
+    effects = region.sessions.on_disconnected(is_lost=False)
+    assert effects == (LinkClosed({NAME: 7}, is_lost=False), OutputReady(session))
+    assert session.queue.is_finished
+    assert region.sessions.session_count == 0
+    assert region.sessions.forget(session) == ()
 
 
 def test_what_waits_for_an_ended_session_is_not_sent_on_the_next_connection() -> None:
