@@ -135,6 +135,11 @@ def test_a58_entries_followed_are_entries_made_after_every_change(changes: list[
         for name in fleet.nodes:
             assert entries.forwarding(name) == fresh.forwarding(name)
             assert entries.route_keys(name) == fresh.route_keys(name)
+        for tenant in ("shop", "clinic", GUEST_TENANT, "nobody"):
+            callable_at = {name for name in fleet.nodes for key in held.get(name, ()) if key.workload.tenant == tenant}
+            assert entries.of_tenant(tenant) == fresh.of_tenant(tenant)
+            assert entries.of_tenant(tenant) is entries.of_tenant(tenant)
+            assert callable_at - {"gone"} <= set(entries.of_tenant(tenant))
         for key in (OCR, ASR, GUEST):
             routed = {name for name in fleet.nodes if key in entries.route_keys(name)}
             assert entries.dependents(key) == fresh.dependents(key)

@@ -2,20 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.builders import agent_values
 from harness.builders.coordinator_core import node
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.workloads import tenant_shares
 from shoal.coordinator.core.workloads.entries import EntryPoints
 from shoal.coordinator.core.workloads.model import DesiredContent, EntryDemand
-from shoal.coordinator.core.workloads.tenant_shares import IDLE_SHARE, WINDOW_S, DemandMeter, next_shares, tenant_limits
+from shoal.coordinator.core.workloads.tenant_shares import (
+    IDLE_SHARE,
+    WINDOW_S,
+    DemandMeter,
+    TenantShares,
+    next_shares,
+    tenant_limits,
+)
 from shoal.types.device import Role
 from shoal.types.tenant import TenantLimit, TenantUse
 from shoal.types.units import Elapsed, PerSecond
-from shoal.types.workload import Quota
+from shoal.types.workload import Quota, WorkloadKey
 
 SHOP = "shop"
 QUOTA = Quota(SHOP, rate=PerSecond(100.0), concurrency=10, weight=2.0)
@@ -223,3 +233,142 @@ def test_a_first_split_adds_up(total: float, asked: Mapping[str, float], whole: 
     assert sum(shares.values()) == pytest.approx(total, rel=1e-9)
     assert min(shares.values()) >= 0
     assert not whole or all(each == int(each) for each in shares.values())
+
+
+TENANTS = ("shop", "clinic", "farm")
+AGENTS = ("a1", "a2", "a3", "a4")
+MEMBERS = ("gw1", "gw2", *AGENTS)
+
+
+class Region:
+    """A region whose shares are decided step by step."""
+
+    def __init__(self) -> None:
+        self.quotas = {tenant: Quota(tenant, rate=PerSecond(100.0), concurrency=10) for tenant in TENANTS}
+        self.fleet = Fleet(
+            {
+                name: NodeState(
+                    replace(node(name, role=Role.GATEWAY if name.startswith("gw") else Role.AGENT), labels={}),
+                    liveness=Liveness.READY,
+                )
+                for name in MEMBERS
+            }
+        )
+        self.entries = EntryPoints(self.fleet, {}, (), ())
+        self.shares = TenantShares(self.entries, self.fleet)
+        self.desired: dict[str, DesiredContent] = {}
+        self.demands: dict[tuple[str, str], EntryDemand] = {}
+        self.confirmed: set[str] = set()
+        self.changed: set[str] = set()
+
+    def decide(self, *, is_stored: bool = True) -> None:
+        """A step comes to the same as one from scratch. is_stored: its decision takes effect."""
+        told = self.shares.decide(
+            self.quotas, self.fleet, self.desired, self.demands, self.confirmed, frozenset(self.changed)
+        )
+        self.changed.clear()
+        whole = tenant_limits(self.quotas, self.entries, self.fleet, self.desired, self.demands, self.confirmed)
+        assert told.of == whole
+        different = {
+            name for name, limits in whole.items() if name not in self.desired or self.desired[name].tenants != limits
+        }
+        assert different <= told.changed
+        if is_stored:
+            for name in told.changed:
+                if self.desired.get(name, DesiredContent()).tenants != told.of.get(name, ()):
+                    self.desired[name] = DesiredContent(tenants=told.of.get(name, ()))
+                    self.confirmed.discard(name)
+
+    def have(self, name: str, tenant: str) -> None:
+        """The node has this tenant's workload from now on, and no other."""
+        self.entries.put(name, (agent_values.assignment("a-1", workload=WorkloadKey(tenant, "w")),))
+
+    def turn(self, name: str) -> None:
+        """The node is lost, or is back."""
+        state = self.fleet.nodes[name]
+        other = Liveness.READY if state.liveness is Liveness.LOST else Liveness.LOST
+        self.fleet = self.fleet.with_node(replace(state, liveness=other))
+        self.changed.add(name)
+
+    def ask(self, tenant: str, name: str, demand: EntryDemand) -> None:
+        self.demands = {**self.demands, (tenant, name): demand}
+
+    def settle(self) -> None:
+        for _ in range(4):
+            self.decide()
+            self.confirmed = set(MEMBERS)
+        self.decide()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["decide", "decide", "fail", "confirm", "ask", "have", "turn", "quota", "settle", "other"]),
+            st.sampled_from(MEMBERS),
+            st.sampled_from(TENANTS),
+            st.integers(0, 300),
+        ),
+        max_size=40,
+    )
+)
+def test_shares_that_are_kept_are_those_from_scratch(history: Sequence[tuple[str, str, str, int]]) -> None:
+    region = Region()
+    region.settle()
+    for what, name, tenant, number in history:
+        match what:
+            case "decide" | "fail":
+                region.decide(is_stored=what == "decide")
+            case "confirm":
+                region.confirmed ^= {name}
+            case "ask":
+                region.ask(tenant, name, EntryDemand(float(number), number // 10, was_full=number > 200))
+            case "have":
+                region.have(AGENTS[number % 4], tenant)
+            case "turn":
+                region.turn(name)
+            case "quota":
+                region.quotas = {
+                    **region.quotas,
+                    tenant: Quota(tenant, rate=PerSecond(1.0 + number) if number % 3 else None),
+                }
+            case "other":  # its set was replaced
+                region.desired[name] = DesiredContent(tenants=(TenantLimit(tenant, PerSecond(float(number))),))
+            case _:
+                region.settle()
+        region.decide()
+
+
+def test_only_tenants_to_whom_something_happened_are_shared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = Region()
+    for name, tenant in zip(AGENTS, ("shop", "shop", "clinic", "farm"), strict=True):
+        region.have(name, tenant)
+    region.settle()
+    decided = set[str]()
+    plain = tenant_shares._limits_of
+
+    def count(tenant: str, *given: Any, **more: Any) -> Mapping[str, TenantLimit]:
+        decided.add(tenant)
+        return plain(tenant, *given, **more)
+
+    def anew() -> set[str]:
+        """Whose shares the next step decides."""
+        decided.clear()
+        region.shares.decide(
+            region.quotas, region.fleet, region.desired, region.demands, region.confirmed, frozenset(region.changed)
+        )
+        found = set(decided)
+        region.settle()
+        return found
+
+    monkeypatch.setattr(tenant_shares, "_limits_of", count)
+    assert anew() == set()
+    region.confirmed.clear()
+    assert anew() == set(), "what is shared as before needs no word from anybody"
+    region.ask("shop", "a1", EntryDemand(90.0, 9, was_full=True))
+    assert anew() == {"shop"}
+    region.have("a4", "clinic")
+    assert anew() == {"clinic", "farm"}
+    region.turn("a3")
+    assert anew() == {"clinic"}
+    region.quotas = {**region.quotas, "farm": Quota("farm", rate=PerSecond(7.0))}
+    assert anew() == {"farm"}

@@ -1,6 +1,7 @@
 """One step of the region's reconciliation, from its full state to its full decision."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -63,11 +64,10 @@ from shoal.coordinator.core.workloads.routes import (
     tables,
 )
 from shoal.coordinator.core.workloads.schedule import effective_intent, is_time_dependent, lead_s
-from shoal.coordinator.core.workloads.tenant_shares import tenant_limits
+from shoal.coordinator.core.workloads.tenant_shares import TenantShares
 from shoal.coordinator.core.workloads.warm_ups import remember_warm_ups
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment
-from shoal.types.tenant import TenantLimit
 from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -165,16 +165,16 @@ def decide(
         over_budget=over_budget(memory.over_budget, plan.budgets, now),
     )
     remembered = _remembered(world.memory, after, part, outcome.desired)
-    entries, concerned, rerouted = _entries(world, kept, part, assigned, memory.tables, own_tables)
+    entries, tenant_shares, concerned, rerouted = _entries(world, kept, part, assigned, memory.tables, own_tables)
     sleeping = sleep.devices_to_sleep(after.idle, world.region.sleep_after_s, now)
-    limits_of = tenant_limits(*(world.quotas, entries, world.fleet, world.desired, world.demands, world.confirmed))
+    tenants = tenant_shares.decide(world.quotas, world.fleet, world.desired, world.demands, world.confirmed, part.nodes)
     heartbeat_s = kept.heartbeat_s
     concerned |= {
         node
         for node, found in assigned.items()
         if node not in world.desired or found != world.desired[node].assignments
     }
-    looked_at = _nodes_to_look_at(world, kept, part, concerned, sleeping, limits_of)
+    looked_at = _nodes_to_look_at(world, kept, part, concerned, sleeping, tenants.changed)
     held = {node: assigned[node] if node in assigned else world.desired[node].assignments for node in looked_at}
     contents = {
         node: DesiredContent(
@@ -193,7 +193,7 @@ def decide(
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
             asleep=sleeping.get(node, ()),
             forwarding=entries.forwarding(node),
-            tenants=limits_of.get(node, ()),
+            tenants=tenants.of.get(node, ()),
             routes_on_demand=entries.is_on_demand(node),
         )
         for node in looked_at
@@ -486,18 +486,19 @@ def _entries(
     assigned: Mapping[str, tuple[Assignment, ...]],
     before: Mapping[str, RouteTable],
     own_tables: Mapping[str, RouteTable],
-) -> tuple[EntryPoints, set[str], set[WorkloadKey] | None]:
-    """The region's entries after the step; nodes whose routes or forwarding are concerned, and by which workloads;
-    None: by any."""
-    entries = kept.entries
-    if entries is None:
+) -> tuple[EntryPoints, TenantShares, set[str], set[WorkloadKey] | None]:
+    """The region's entries after the step, and the shares of tenants there; nodes whose routes or forwarding are
+    concerned, and by which workloads; None: by any."""
+    entries, tenant_shares = kept.entries, kept.tenant_shares
+    if entries is None or tenant_shares is None:
         held = {node: content.assignments for node, content in world.desired.items()}
         keys = kept.intents.keys()
         subscribed = {
             name: _subscribed(world, name) for name, each in world.fleet.nodes.items() if each.node.subscribes
         }
         kept.entries = EntryPoints(world.fleet, {**held, **assigned}, keys, world.delegations, subscribed)
-        return kept.entries, set(world.fleet.nodes), None
+        kept.tenant_shares = TenantShares(kept.entries, world.fleet)
+        return kept.entries, kept.tenant_shares, set(world.fleet.nodes), None
     concerned = set[str]()
     moved = set[WorkloadKey]()
     for key in part.come_and_gone:
@@ -512,7 +513,7 @@ def _entries(
     rerouted |= moved | part.come_and_gone
     for key in rerouted:
         concerned.update(entries.dependents(key))
-    return entries, concerned, rerouted
+    return entries, tenant_shares, concerned, rerouted
 
 
 def _subscribed(world: RegionState, node: str) -> Collection[WorkloadKey]:
@@ -540,18 +541,15 @@ def _nodes_to_look_at(
     part: StepPart,
     concerned: set[str],
     sleeping: Mapping[str, tuple[str, ...]],
-    limits: Mapping[str, tuple[TenantLimit, ...]],
+    limited: AbstractSet[str],
 ) -> Sequence[str]:
-    """Nodes whose desired set may differ from the one before, in order."""
+    """Nodes whose desired set may differ from the one before, in order. limited: those with other limits of tenants."""
     if part.is_whole:
         return sorted({*world.fleet.nodes, *concerned})
-    nodes = part.nodes | concerned
+    nodes = part.nodes | concerned | limited
     for node in {*kept.sleepers().nodes, *sleeping}:
         if node in world.desired and world.desired[node].asleep != sleeping.get(node, ()):
             nodes.add(node)
-    nodes |= {
-        node for node, found in limits.items() if node not in world.desired or world.desired[node].tenants != found
-    }
     return sorted(node for node in nodes if node in world.fleet.nodes)
 
 

@@ -47,6 +47,10 @@ class EntryPoints:
         self._enters = {name: _tenants(state) for name, state in members.items()}
         self._assigned = {name: frozenset(each.workload for each in desired.get(name, ())) for name in members}
         self._holders = defaultdict[WorkloadKey, set[str]](set)
+        self._holders_of = defaultdict[str, Counter[str]](Counter)
+        """By tenant: nodes that have workloads of it, and how many."""
+        self._entries_of: dict[str, Sequence[str]] = {}
+        """What `of_tenant` returned last, as long as it is so."""
         self._serving = Counter[str]()
         """By node: how many workloads with routes it has, if any."""
         self._fronts: dict[str, Front] = {}
@@ -61,6 +65,7 @@ class EntryPoints:
             for key in held:
                 self._hold(key, name)
         self._delegated = frozenset(delegated)
+        self._delegated_tenants = frozenset(key.tenant for key in self._delegated)
         self._all = sorted(self._workloads)
         self._own = [key for key in self._all if key.tenant != GUEST_TENANT]
         self._guests = self._workloads - set(self._own)
@@ -107,17 +112,29 @@ class EntryPoints:
         before, after = self._assigned[node], frozenset(each.workload for each in assignments)
         self._assigned[node] = after
         for key in before - after:
-            self._holders[key].discard(node)
-            if key in self._workloads:
-                self._count_serving(node, -1)
+            self._release(key, node)
         for key in after - before:
             self._hold(key, node)
         return before ^ after
 
     def _hold(self, key: WorkloadKey, node: str) -> None:
         self._holders[key].add(node)
+        counts = self._holders_of[key.tenant]
+        counts[node] += 1
+        if counts[node] == 1:
+            self._entries_of.pop(key.tenant, None)
         if key in self._workloads:
             self._count_serving(node, 1)
+
+    def _release(self, key: WorkloadKey, node: str) -> None:
+        self._holders[key].discard(node)
+        counts = self._holders_of[key.tenant]
+        counts[node] -= 1
+        if not counts[node]:
+            del counts[node]
+            self._entries_of.pop(key.tenant, None)
+        if key in self._workloads:
+            self._count_serving(node, -1)
 
     def _count_serving(self, node: str, more: int) -> None:
         before, after = self._serving[node], self._serving[node] + more
@@ -184,11 +201,15 @@ class EntryPoints:
             found |= self._guests | (self._delegated & self._workloads)
         return sorted(found)
 
-    def of_tenant(self, tenant: str) -> frozenset[str]:
-        """Nodes where the tenant's clients may call for any workload, or for some."""
-        holders = (nodes for key, nodes in self._holders.items() if key.tenant == tenant)
-        passing = self._gateways if any(key.tenant == tenant for key in self._delegated) else ()
-        return self._open.union(self._by_tenant.get(tenant, ()), passing, *holders)
+    def of_tenant(self, tenant: str) -> Sequence[str]:
+        """Nodes where the tenant's clients may call for any workload, or for some, in order: the same object as long as
+        they are the same."""
+        known = self._entries_of.get(tenant)
+        if known is None:
+            passing = self._gateways if tenant in self._delegated_tenants else ()
+            found = self._open.union(self._by_tenant.get(tenant, ()), passing, self._holders_of.get(tenant, ()))
+            known = self._entries_of[tenant] = tuple(sorted(found))
+        return known
 
     def forwarding(self, node: str) -> Forwarding:
         """Which fronts may forward to the node, and to which nodes it forwards."""

@@ -47,6 +47,7 @@ from shoal.coordinator.core.workloads.model import (
     RegionState,
 )
 from shoal.coordinator.core.workloads.schedule import depends_on_time, is_time_dependent
+from shoal.coordinator.core.workloads.tenant_shares import TenantShares
 from shoal.coordinator.core.workloads.warm_ups import ResidualsByKind
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES
@@ -368,6 +369,8 @@ class KeptDecisions:
         self._sleepers: set[str] = set()
         self.entries: EntryPoints | None = None
         """Of the last step; None: not known."""
+        self.tenant_shares: TenantShares | None = None
+        """Of the same entries."""
 
     def _retry_without_room(self) -> None:
         """Prepares for those that wait for room once less is kept."""

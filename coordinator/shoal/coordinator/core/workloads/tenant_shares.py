@@ -6,9 +6,11 @@ to others once every entry has confirmed its limits. An entry that is lost keeps
 otherwise, and the others get that share too: by so much an island may exceed the quota.
 """
 
-from collections.abc import Container, Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.workloads.entries import EntryPoints
@@ -52,6 +54,152 @@ class DemandMeter:
         return DemandMeter(now, counts, demands)
 
 
+class NodeLimits(NamedTuple):
+    """What each node's front is told, by node."""
+
+    of: Mapping[str, tuple[TenantLimit, ...]]
+    # Nodes whose desired set says otherwise.
+    changed: AbstractSet[str]
+
+
+class TenantShares:
+    """The shares of all tenants, step after step. A tenant whose shares came out as they were, whatever its entries
+    confirm, is at rest: they are decided again once its quota, its entries, what these ask for or what they hold
+    changed."""
+
+    def __init__(self, entries: EntryPoints, fleet: Fleet) -> None:
+        """fleet: as of the first decision."""
+        self._entries = entries
+        self._known: dict[str, _KnownTenant] = {}
+        """By tenant: of what its shares were decided last."""
+        self._told: dict[str, dict[str, TenantLimit]] = {}
+        """By node and tenant: what was decided last."""
+        self._limits: dict[str, tuple[TenantLimit, ...]] = {}
+        """The same, by node, in order of tenants."""
+        self._demands: TenantDemands = {}
+        self._asked: Mapping[str, Mapping[str, EntryDemand]] = {}
+        """The same demands by tenant and node."""
+        self._lost = {name for name, state in fleet.nodes.items() if state.liveness is Liveness.LOST}
+        """Nodes that are lost."""
+
+    def decide(
+        self,
+        quotas: Mapping[str, Quota],
+        fleet: Fleet,
+        desired: Mapping[str, DesiredContent],
+        demands: TenantDemands,
+        confirmed: Container[str],
+        changed: Iterable[str] = (),
+    ) -> NodeLimits:
+        """The limits as of now, until the next call. confirmed: nodes that hold the limits that were decided last.
+        changed: nodes whose state is another than at the last call."""
+        entries = self._entries
+        limited = {tenant: quota for tenant, quota in quotas.items() if _is_limited(quota)}
+        due = self._take_demands(demands) | self._take_liveness(fleet, changed)
+        different = {
+            node
+            for node, limits in self._limits.items()
+            if (content := desired.get(node)) is None
+            or (content.tenants is not limits and content.tenants != limits)  # the same object at rest
+        }
+        for node in different:
+            held = {each.tenant: each for each in _tenants_of(desired, node)}
+            due.update(tenant for tenant, limit in self._told[node].items() if held.get(tenant) != limit)
+        due = {
+            tenant
+            for tenant, quota in limited.items()
+            if tenant in due
+            or (known := self._known.get(tenant)) is None
+            or not (known.is_at_rest and known.nodes is entries.of_tenant(tenant) and known.quota == quota)
+        }
+        touched = set[str]()
+        for tenant in self._known.keys() - limited.keys():
+            touched |= self._drop(tenant)
+        held_by = self._held_by(due, desired)
+        for tenant in due:
+            touched |= self._decide_one(tenant, limited[tenant], entries.of_tenant(tenant), held_by, confirmed)
+        for node in touched:
+            if told := self._told[node]:
+                limits = tuple(told[tenant] for tenant in sorted(told))
+                if limits != self._limits.get(node):  # else the object stays that its desired set has
+                    self._limits[node] = limits
+            else:
+                del self._told[node]
+                self._limits.pop(node, None)
+        different = {node for node in different | touched if _tenants_of(desired, node) != self._limits.get(node, ())}
+        return NodeLimits(self._limits, different)
+
+    def _take_demands(self, demands: TenantDemands) -> set[str]:
+        """Tenants of which something else is asked for."""
+        if demands is self._demands:
+            return set()
+        before, asked = self._asked, defaultdict[str, dict[str, EntryDemand]](dict)
+        for (tenant, node), demand in demands.items():
+            asked[tenant][node] = demand
+        self._demands, self._asked = demands, asked
+        return {tenant for tenant in {*before, *asked} if before.get(tenant) != asked.get(tenant)}
+
+    def _take_liveness(self, fleet: Fleet, changed: Iterable[str]) -> set[str]:
+        """Tenants of nodes that are lost now, or no longer."""
+        found = set[str]()
+        for node in changed:
+            state = fleet.nodes.get(node)
+            is_lost = state is not None and state.liveness is Liveness.LOST
+            if is_lost != (node in self._lost):
+                (self._lost.add if is_lost else self._lost.discard)(node)
+                found.update(self._told.get(node, ()))
+        return found
+
+    def _held_by(
+        self, tenants: AbstractSet[str], desired: Mapping[str, DesiredContent]
+    ) -> Mapping[tuple[str, str], TenantLimit]:
+        """What the entries of these tenants were told, by (tenant, node)."""
+        nodes = {node for tenant in tenants for node in self._entries.of_tenant(tenant)}
+        return {
+            (each.tenant, node): each for node in nodes for each in _tenants_of(desired, node) if each.tenant in tenants
+        }
+
+    def _decide_one(
+        self,
+        tenant: str,
+        quota: Quota,
+        nodes: Sequence[str],
+        held_by: Mapping[tuple[str, str], TenantLimit],
+        confirmed: Container[str],
+    ) -> set[str]:
+        """Nodes whose limits may be others."""
+        reachable = [name for name in nodes if name not in self._lost]
+        asked = self._asked.get(tenant, {})
+        demands = {name: asked.get(name, EntryDemand()) for name in reachable}
+        held = {name: held_by.get((tenant, name)) for name in nodes}
+        before = {name: limit or TenantLimit(tenant) for name, limit in held.items()}
+        is_settled = all(name in confirmed for name in reachable)
+        limits = _limits_of(tenant, quota, before, demands, is_settled=is_settled)
+        is_at_rest = limits == held and limits == _limits_of(tenant, quota, before, demands, is_settled=not is_settled)
+        touched = self._drop(tenant)
+        self._known[tenant] = _KnownTenant(quota, nodes, is_at_rest)
+        for name, limit in limits.items():
+            self._told.setdefault(name, {})[tenant] = limit
+        return touched.union(limits)
+
+    def _drop(self, tenant: str) -> set[str]:
+        """Nodes that had limits of the tenant."""
+        known = self._known.pop(tenant, None)
+        found = set(known.nodes) if known is not None else set[str]()
+        for node in found:
+            del self._told[node][tenant]
+        return found
+
+
+class _KnownTenant(NamedTuple):
+    """Of what a tenant's shares were decided last."""
+
+    quota: Quota
+    nodes: Sequence[str]
+    # True: they were the same before, and no confirmation changes them.
+    is_at_rest: bool
+
+
 def tenant_limits(
     quotas: Mapping[str, Quota],
     entries: EntryPoints,
@@ -60,33 +208,38 @@ def tenant_limits(
     demands: TenantDemands,
     confirmed: Container[str],
 ) -> Mapping[str, tuple[TenantLimit, ...]]:
-    """What each node's front is told, by node. confirmed: nodes that hold the limits that were decided last."""
-    limited = [(tenant, quota) for tenant, quota in sorted(quotas.items()) if _is_limited(quota)]
-    if not limited:
-        return {}
-    held = {(each.tenant, node): each for node, content in desired.items() for each in content.tenants}
-    found: dict[str, list[TenantLimit]] = {}
-    for tenant, quota in limited:
-        nodes = sorted(entries.of_tenant(tenant))
-        reachable = [name for name in nodes if fleet.nodes[name].liveness is not Liveness.LOST]
-        is_settled = all(name in confirmed for name in reachable)
-        before = {name: held.get((tenant, name), TenantLimit(tenant)) for name in nodes}
-        here = {name: demands.get((tenant, name), EntryDemand()) for name in reachable}
-        asked = {name: each.per_s for name, each in here.items()}
-        rates = _shares_of(quota.rate, {name: before[name].rate for name in nodes}, asked, is_settled)
-        counts = _shares_of(
-            quota.concurrency, {name: before[name].concurrency for name in nodes}, asked, is_settled, here
+    """What each node's front is told, by node, from scratch; as `TenantShares.decide`."""
+    return TenantShares(entries, fleet).decide(quotas, fleet, desired, demands, confirmed).of
+
+
+def _limits_of(
+    tenant: str,
+    quota: Quota,
+    before: Mapping[str, TenantLimit],
+    demands: Mapping[str, EntryDemand],
+    *,
+    is_settled: bool,
+) -> Mapping[str, TenantLimit]:
+    """What each entry of a tenant is told. before: what it was told. demands: of those that can be reached."""
+    asked = {name: each.per_s for name, each in demands.items()}
+    held_rates = {name: each.rate for name, each in before.items()}
+    held_counts = {name: each.concurrency for name, each in before.items()}
+    rates = _shares_of(quota.rate, held_rates, asked, is_settled)
+    counts = _shares_of(quota.concurrency, held_counts, asked, is_settled, demands)
+    return {
+        name: TenantLimit(
+            tenant,
+            PerSecond(rates[name]) if name in rates else None,
+            int(counts[name]) if name in counts else None,
+            quota.weight,
         )
-        for name in nodes:
-            rate, count = rates.get(name), counts.get(name)
-            limit = TenantLimit(
-                tenant,
-                None if rate is None else PerSecond(rate),
-                None if count is None else int(count),
-                quota.weight,
-            )
-            found.setdefault(name, []).append(limit)
-    return {name: tuple(limits) for name, limits in found.items()}
+        for name in before
+    }
+
+
+def _tenants_of(desired: Mapping[str, DesiredContent], node: str) -> tuple[TenantLimit, ...]:
+    content = desired.get(node)
+    return () if content is None else content.tenants
 
 
 def _is_limited(quota: Quota) -> bool:
