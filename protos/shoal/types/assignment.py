@@ -377,9 +377,9 @@ class Observed:
     measured: Measured | None
     # Service since it became ready, by origin.
     served: tuple[Served, ...]
-    # Inputs of the loaded model; empty before it is loaded.
+    # Inputs of the loaded model; empty before it is loaded, and in a status without room for them.
     inputs: tuple[TensorSpec, ...] = ()
-    # Outputs of the loaded model; empty before it is loaded.
+    # Outputs of the loaded model; empty before it is loaded, and in a status without room for them.
     outputs: tuple[TensorSpec, ...] = ()
     # Result of its verification; None where none was asked for or it has not ended.
     verdict: Verdict | None = None
@@ -413,6 +413,15 @@ MAX_SUBSCRIPTIONS: Final = 4_096
 replicas takes some 250 bytes, and a message of the link may have 4 MiB."""
 
 
+MAX_INGRESS: Final = 16_384
+"""Entries of `Status.ingress` that are known of a node at a time: a gateway's for every workload of a large region."""
+MAX_INGRESS_PART: Final = 2_048
+"""Entries of `Status.ingress` in one message; a node with more sends them in turn. A third of the fields that a message
+may have, so that the rest of a status has room; 22 ms to read on a core that others use too."""
+MAX_STATUS_TENSORS: Final = 4_096
+"""Inputs and outputs of all replicas in one status: two models of the most that they may have, or 400 of ten."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """A node's report."""
@@ -433,7 +442,7 @@ class Status:
     gone: tuple[str, ...]
     # Current readings of the node's devices.
     readings: tuple[Reading, ...]
-    # Requests that entered the region at this node.
+    # Requests that entered the region at this node: all of them, or those in `ingress_range`.
     ingress: tuple["Ingress", ...]
     # When the node made the report, by its own clock.
     taken_at: Wall
@@ -453,6 +462,21 @@ class Status:
     tenants: tuple[TenantUse, ...] = ()
     # None: unchanged since an earlier report of the session.
     subscriptions: Subscriptions | None = None
+    # Where `ingress` is a part: all that there is in this range; what was told of others holds. None: it is the whole.
+    ingress_range: "IngressRange | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class IngressRange:
+    """A range of Ingress by `Ingress.key`."""
+
+    # Those with a greater key; empty: from the beginning.
+    after: str
+    # Those up to this key; empty: to the end.
+    until: str
+
+    def has(self, key: str) -> bool:
+        return key > self.after and (not self.until or key <= self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +501,11 @@ class Ingress:
     lost: int
     # Of those refused: what their clients got wrong, gave up, or gave too little time.
     client_faults: int = 0
+
+    @property
+    def key(self) -> str:
+        """TENANT/NAME/ORIGIN."""
+        return f"{self.workload.tenant}/{self.workload.name}/{self.origin}"
 
 
 @dataclass(frozen=True, slots=True)

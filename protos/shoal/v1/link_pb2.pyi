@@ -208,6 +208,7 @@ class Status(_message.Message):
     SILENT_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    INGRESS_RANGE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -242,6 +243,10 @@ class Status(_message.Message):
     def subscriptions(self) -> Global___Subscriptions:
         """All that the node asks routes of. Absent: as it was told before."""
 
+    @_builtins.property
+    def ingress_range(self) -> Global___IngressRange:
+        """Present: `ingress` is all that there is in this range; what was told of others holds."""
+
     def __init__(
         self,
         *,
@@ -263,14 +268,39 @@ class Status(_message.Message):
         silent: _abc.Iterable[Global___SilentDevice] | None = ...,
         tenants: _abc.Iterable[_nouns_pb2.TenantUse] | None = ...,
         subscriptions: Global___Subscriptions | None = ...,
+        ingress_range: Global___IngressRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["subscriptions", b"subscriptions", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ingress_range", b"ingress_range", "subscriptions", b"subscriptions", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "subscriptions", b"subscriptions", "taken_at", b"taken_at", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement_counts", b"agreement_counts", "asks_lease", b"asks_lease", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "ingress_range", b"ingress_range", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "silent", b"silent", "subscriptions", b"subscriptions", "taken_at", b"taken_at", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class IngressRange(_message.Message):
+    """A range of Ingress by key, TENANT/NAME/ORIGIN: those after `after`, up to and with `until`; empty: to the end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    until: _builtins.str
+    def __init__(
+        self,
+        *,
+        after: _builtins.str = ...,
+        until: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IngressRange: _TypeAlias = IngressRange  # noqa: Y015
 
 @_typing.final
 class Subscriptions(_message.Message):

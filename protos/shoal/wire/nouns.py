@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin,
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types import link
-from shoal.types.assignment import MAX_SUBSCRIPTIONS, DesiredSet, Status
+from shoal.types.assignment import DesiredSet, Status
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import federation_pb2, link_pb2, nouns_pb2
 from shoal.wire.field_limits import CountLimits, check_counts
-from shoal.wire.request_limits import RECEIPT
+from shoal.wire.request_limits import RECEIPT, SESSION_ITEMS
 
 Noun = TypeVar("Noun")
 View = TypeVar("View", bound=Message)
@@ -31,24 +31,11 @@ View = TypeVar("View", bound=Message)
 MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 100_000
 MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
-    "NodeEvents.events": 256,
-    "LogLines.lines": 1_000,
-    "SpansFound.spans": 4_096,
-    "Receipts.receipts": 1_024,
-    "Node.devices": 1_024,
+    **{name.removeprefix("shoal.v1."): most for name, most in SESSION_ITEMS.items()},
     "Device.links": 128,
     "FederationRoots.pems": 16,
-    "Status.observed": 4_096,
-    "Status.gone": 4_096,
-    "Status.readings": 1_024,
-    "Status.silent": 1_024,
-    "Status.ingress": 16_384,
-    "Status.agreement_counts": 4_096,
-    "Status.tenants": 4_096,
-    "Subscriptions.workloads": MAX_SUBSCRIPTIONS,
 }
-"""Limits of items in an agent's messages, and of a federation's CAs, checked before any item is read: the most that is
-sent, with a margin."""
+"""Limits of items in an agent's messages, and of a federation's CAs, checked before any item is read."""
 
 
 _REQUIRED: Final = object()

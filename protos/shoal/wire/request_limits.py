@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from shoal.types.assignment import MAX_SUBSCRIPTIONS
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire.field_limits import CountLimits, check_counts
@@ -24,8 +25,6 @@ MAX_SOURCES: Final = 4096
 """Model sources of one plan."""
 MAX_RECEIPTS: Final = 128
 """Receipts in one message, one per device."""
-MAX_LINES: Final = 4096
-"""Log lines in one message of a session: four times what a node sends at once."""
 
 SMALL: Final = CountLimits(fields=256, repeated=64)
 """For requests without repeated fields."""
@@ -38,15 +37,31 @@ PLAN: Final = CountLimits(
         for name, most in (("documents", MAX_TEXTS), ("digests", MAX_SOURCES))
     },
 )
+SESSION_ITEMS: Final[Mapping[str, int]] = {
+    "shoal.v1.NodeEvents.events": 256,
+    "shoal.v1.LogLines.lines": 1_000,
+    "shoal.v1.SpansFound.spans": 4_096,
+    "shoal.v1.Receipts.receipts": MAX_RECEIPTS,
+    "shoal.v1.Node.devices": 1_024,
+    "shoal.v1.Status.observed": 1_600,
+    "shoal.v1.Status.gone": 4_096,
+    "shoal.v1.Status.readings": 1_024,
+    "shoal.v1.Status.silent": 1_024,
+    "shoal.v1.Status.ingress": 5_900,
+    "shoal.v1.Status.agreement_counts": 4_096,
+    "shoal.v1.Status.tenants": 4_096,
+    "shoal.v1.Subscriptions.workloads": MAX_SUBSCRIPTIONS,
+}
+"""Limits of lists in an agent's messages: the most that is sent, with a margin. As many of each as pass `SESSION` with
+all their fields, where a message holds nothing else."""
 SESSION: Final = CountLimits(
-    fields=65_536,
+    fields=65_536,  # 13 ms of the coordinator's loop, of which a session may send fifty messages a second
     repeated=8_192,
     by_field={
+        **SESSION_ITEMS,
         "shoal.v1.Observed.latencies": 65_536,
         "shoal.v1.AgreementCounts.latencies": 65_536,
         "shoal.v1.TensorSpec.shape": 65_536,
-        "shoal.v1.Receipts.receipts": MAX_RECEIPTS,
-        "shoal.v1.LogLines.lines": MAX_LINES,
     },
 )
 """For one message of an agent: a full status of hundreds of replicas, each with its signature and its latencies."""

@@ -49,7 +49,7 @@ from shoal.coordinator.main import watchdog
 from shoal.host import metrics_page
 from shoal.http2 import connection, frames, header_blocks, stream_resets, stream_shares
 from shoal.policies.documents import MAX_TOTAL_NODES
-from shoal.types.assignment import MAX_SUBSCRIPTIONS
+from shoal.types.assignment import MAX_INGRESS, MAX_INGRESS_PART, MAX_STATUS_TENSORS, MAX_SUBSCRIPTIONS
 from shoal.types.migration import PACK_BYTES
 from shoal.types.offer import Directory, Member
 from shoal.wire import limits, request_limits
@@ -235,6 +235,10 @@ def test_the_reference_of_limits_is_true() -> None:
         "entries of the event log that one node may cause, at once and a second, and that are kept of it": (
             f"{node_events.EVENT_BURST}, {node_events.EVENTS_PER_S:g}, {events.NODE_EVENTS_KEPT}"
         ),
+        "counts of a front by workload and origin: in one status, and that are known of a node": (
+            f"{MAX_INGRESS_PART:,}, {MAX_INGRESS:,}"
+        ),
+        "inputs and outputs of all replicas in one status": f"{MAX_STATUS_TENSORS:,}",
         "events, log lines, observed replicas in one message of a node": (
             f"{MAX_ITEMS_BY_FIELD['NodeEvents.events']}, {MAX_ITEMS_BY_FIELD['LogLines.lines']:,}, "
             f"{MAX_ITEMS_BY_FIELD['Status.observed']:,}"

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from shoal.types.assignment import (
+    MAX_INGRESS_PART,
+    MAX_STATUS_TENSORS,
     NO_SUBSCRIPTIONS,
     AgreementCounts,
     DesiredSet,
     Ingress,
+    IngressRange,
     Observed,
     Status,
     Subscriptions,
@@ -157,6 +161,8 @@ class ReportCursor:
     identity: tuple[str, tuple[str, ...]] = ("", ())
     # What the node subscribed to, as last reported; None before the first report.
     subscriptions: Subscriptions | None = None
+    # Key of the last ingress that was reported, where it goes in parts; empty: the next part is the first.
+    ingress_until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +206,18 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
     full = reporter.sequence % full_every == 0
     held = (now.serial, now.roots)
     news = full or held != reporter.identity
+    ingress, part = _ingress_part(now.ingress, reporter.ingress_until)
     status = Status(
         node=now.node,
         epoch=now.epoch,
         sequence=reporter.sequence + 1,
         full=full,
         version=now.version,
-        observed=now.observed if full else _changes(now.observed, reporter.last_observed),
+        observed=_within_tensors(now.observed if full else _changes(now.observed, reporter.last_observed)),
         gone=tuple(sorted(reporter.last_observed.keys() - {each.assignment for each in now.observed})),
         readings=now.readings,
         silent=now.silent,
-        ingress=now.ingress,
+        ingress=ingress,
         taken_at=now.taken_at,
         front_ready=now.front_ready,
         serial=now.serial if news else "",
@@ -219,9 +226,31 @@ def next_status(reporter: ReportCursor, now: NodeReport, *, full_every: int) -> 
         asks_lease=now.asks_lease,
         tenants=now.tenants,
         subscriptions=now.subscriptions if full or now.subscriptions != reporter.subscriptions else None,
+        ingress_range=part,
     )
     known = {each.assignment: each for each in now.observed}
-    return ReportCursor(status.sequence, known, held, now.subscriptions), status
+    until = part.until if part is not None else ""
+    return ReportCursor(status.sequence, known, held, now.subscriptions, until), status
+
+
+def _ingress_part(ingress: tuple[Ingress, ...], after: str) -> tuple[tuple[Ingress, ...], IngressRange | None]:
+    """What a status says of it: all, or of many those whose turn it is. after: key of the last one that was said."""
+    if len(ingress) <= MAX_INGRESS_PART:
+        return ingress, None
+    later = sorted((each for each in ingress if each.key > after), key=attrgetter("key"))
+    part = tuple(later[:MAX_INGRESS_PART])
+    return part, IngressRange(after, part[-1].key if len(later) > len(part) else "")
+
+
+def _within_tensors(observed: tuple[Observed, ...]) -> tuple[Observed, ...]:
+    """Without the inputs and outputs of those that would be too many for one message. No decision reads them."""
+    left, found = MAX_STATUS_TENSORS, list[Observed]()
+    for each in observed:
+        tensors = len(each.inputs) + len(each.outputs)
+        is_told = tensors <= left
+        left -= tensors if is_told else 0
+        found.append(each if is_told else replace(each, inputs=(), outputs=()))
+    return tuple(found)
 
 
 def _changes(observed: Iterable[Observed], known: Mapping[str, Observed]) -> tuple[Observed, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_plausible_time
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Fleet, Liveness, LivenessTiming, NodeState
 from shoal.types import latency
-from shoal.types.assignment import AgreementCounts, Status
+from shoal.types.assignment import MAX_INGRESS, AgreementCounts, Ingress, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node
 from shoal.types.link import OLDEST_PROTOCOL
@@ -129,7 +129,7 @@ def merge_status(
             if _has_device(known.node, each.device) and is_plausible_time(each.since)
         },
         skew_s=_skew(known, status.taken_at, wall),
-        ingress=(*checked.ingress, *kept_ingress) if status.full or status.ingress else known.ingress,
+        ingress=_merge_ingress(known.ingress, status, (*checked.ingress, *kept_ingress)),
         tenants=checked.tenants,
         front_ready=status.front_ready,
         has_full_status=known.has_full_status or status.full,
@@ -259,6 +259,14 @@ def clear_quarantine(fleet: Fleet, node: str) -> Fleet:
 def remove_node(fleet: Fleet, node: str) -> Fleet:
     """An operator deleted the node."""
     return replace(fleet, nodes={name: state for name, state in fleet.nodes.items() if name != node})
+
+
+def _merge_ingress(known: tuple[Ingress, ...], status: Status, told: tuple[Ingress, ...]) -> tuple[Ingress, ...]:
+    """What is known after a status that told of these. Beyond MAX_INGRESS what was told first is forgotten."""
+    part = status.ingress_range
+    if part is not None:
+        return (*(each for each in known if not part.has(each.key)), *told)[-MAX_INGRESS:]
+    return told if status.full or status.ingress else known
 
 
 def _with_contact(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:
