@@ -53,11 +53,14 @@ class OnePeer(NoPeers):
         self.asked = 0
         self.payers: list[str] = []
         """Whose requests wanted to go at once."""
+        self.task_payers: list[str] = []
+        """Whose requests went in a task."""
 
     def connection_to(self, _endpoint: Endpoint, _asked: bytes, payer: str) -> OpenPeer | None:
         self.payers.append(payer)
         return self.peer
 
-    async def infer(self, _endpoint: Endpoint, _asked: bytes, _context: CallContext) -> bytes:
+    async def infer(self, _endpoint: Endpoint, _asked: bytes, context: CallContext) -> bytes:
         self.asked += 1
+        self.task_payers.append(context.payer)
         return ANSWER

@@ -7,7 +7,16 @@ import pytest
 
 from harness.fakes.wire import Wire
 from harness.wait import until
-from shoal.host.grpc_client import CallError, ClientCall, ClientSession, GrpcChannel, UnaryCall
+from shoal.host.grpc_client import (
+    CallError,
+    ChannelState,
+    ClientCall,
+    ClientSession,
+    GrpcChannel,
+    MakeMetadata,
+    Metadata,
+    UnaryCall,
+)
 from shoal.http2 import frames
 from shoal.http2.frames import ErrorCode
 from shoal.http2.grpc_messages import GrpcStatus
@@ -23,7 +32,8 @@ class Connection:
     """One that is open, and its calls."""
 
     def __init__(self, most: int = MOST) -> None:
-        self.session = ClientSession(GrpcChannel("127.0.0.1:1", "there", None, PEER, 2**20), PEER, is_shared=True)
+        self.channel = GrpcChannel("127.0.0.1:1", "there", None, PEER, 2**20)
+        self.session = ClientSession(self.channel, PEER, is_shared=True)
         self.session.connection_made(Wire())
         self.made = list[str]()
         """Payers whose header blocks were made, in that order."""
@@ -66,7 +76,8 @@ async def turns() -> None:
 
 async def failure(task: Awaitable[ClientCall]) -> CallError:
     with pytest.raises(CallError) as failed:
-        await task
+        async with asyncio.timeout(5.0):
+            await task
     return failed.value
 
 
@@ -191,3 +202,53 @@ async def test_who_hears_of_an_end_may_begin_the_next_call_at_once() -> None:
     assert not at.session.has_stream("loud")
     at.end()
     assert found == [True]
+
+
+async def test_calls_that_wait_go_elsewhere_where_the_connection_has_no_more_stream_numbers() -> None:
+    at = Connection()
+    loud = at.ask(*(9 * ["loud"]))
+    await at.until_open(6)
+    at.session.connection._next_stream = frames.MAX_STREAM_ID
+    at.end()
+    for call in loud[7:]:
+        assert (await failure(call)).was_refused, "at once, not when a stream is free"
+    assert (await failure(*at.ask("quiet"))).was_refused
+    assert len(at.session.connection.streams) == at.in_use == 6, "those under way are answered, the last too"
+
+
+async def test_a_connection_is_not_idle_while_a_granted_stream_is_to_be_opened() -> None:
+    at = Connection(1)
+    at.ask("loud", "loud")
+    await at.until_open(1)
+    idle = asyncio.create_task(at.session.wait_until_idle(60.0))
+    at.end()  # before it looks
+    assert (len(at.session.connection.streams), at.in_use) == (0, 1), "it is granted to the next"
+    await at.until_open(1)
+    assert not idle.done()
+    at.end()
+    await until(idle.done, 5.0, "no call is left")
+
+
+async def test_a_call_that_waited_tells_the_server_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, loop = Connection(1), asyncio.get_running_loop()
+    channel, waited_s, told = at.channel, 0.0, list[float]()
+    now, plain = loop.time, channel._call_block
+
+    def make_block(path: str, timeout_s: float | None, metadata: Metadata | MakeMetadata) -> bytes:
+        told.append(timeout_s or 0.0)
+        return plain(path, timeout_s, metadata)
+
+    monkeypatch.setattr(loop, "time", lambda: now() + waited_s)
+    monkeypatch.setattr(channel, "_call_block", make_block)
+    channel._session, channel._state = at.session, ChannelState.READY
+    calls = [asyncio.create_task(channel.unary("/x/Y", b"", 50.0)) for _ in range(2)]
+    await at.until_open(1)
+    waited_s = 20.0
+    at.end()
+    await at.until_open(1)
+    first, second = told
+    assert 30.0 < first <= 50.0
+    assert second <= 30.0
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)

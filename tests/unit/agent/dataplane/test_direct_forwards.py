@@ -27,7 +27,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.identity import Identity
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 KEY, OTHER = WorkloadKey("acme", "reader"), WorkloadKey("acme", "other")
@@ -204,8 +204,15 @@ async def test_a_failed_forward_goes_on_as_any_other(at_once: bool) -> None:
     await until(lambda: ended, 10.0, "the outcome")
     ((answer, error),) = ended
     assert (answer == ANSWER, peers.asked) in ((True, 1), (False, 0))
+    assert peers.task_payers == peers.asked * ["acme"]
     assert (answer is None) is isinstance(error, ShoalError)
     assert plane.in_flight == 0
+
+
+async def test_a_request_that_has_to_wait_is_of_the_same_payer() -> None:
+    plane, peers = forwarding_front(None)
+    assert await plane.infer(replace(CLIENT, remaining_s=Seconds(5.0)), request()) == ANSWER
+    assert peers.task_payers == ["acme"]
 
 
 async def test_whose_client_goes_is_withdrawn() -> None:

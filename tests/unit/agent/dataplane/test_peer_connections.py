@@ -1,15 +1,23 @@
-"""Calls to another front whose connection is closed: which of them it may have begun to run."""
+"""Calls to another front: whose they are, and which of them it may have begun to run when its connection is closed."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from harness.crypto.pki import Authority
 from harness.wait import until
-from shoal.agent.dataplane.upstream import AttemptFailed, _PeerConnection
+from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane.transport import TlsFiles
+from shoal.agent.dataplane.trust import Authorities
+from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, ConnectedPeer, PeerClients, _PeerConnection
 from shoal.host.grpc_client import GrpcChannel
 from shoal.http2 import frames
 from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Seconds
 from shoal.wire.limits import PEER
 
@@ -68,3 +76,42 @@ async def test_only_a_call_that_had_a_stream_may_have_run_where_the_connection_i
     found = [await failure(call) for call in (sent, *in_line, late)]
     assert {each.code for each in found} == {Code.REPLICA_UNREACHABLE}
     assert [each.was_sent for each in found] == [True, False, False, False]
+
+
+async def test_a_request_is_its_payers_on_the_way_to_another_front_and_the_agents_own_calls_are_nobodys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = Authority(tmp_path / "ca", "west", SystemClock().wall()).issue(Role.GATEWAY, "g1")
+    tls = TlsFiles(files.certificate, files.key, files.authority)
+    peers = PeerClients("west", tls, Authorities("west", tls))
+    payers = list[tuple[str, str]]()
+
+    class Recorder:
+        async def call(self, path: str, _request: bytes, _timeout_s: Seconds, _metadata: object, payer: str) -> bytes:
+            payers.append((path.rpartition("/")[2], payer))
+            return b""
+
+        def begin_call(self, _pending: object, path: str, *given: object) -> object:
+            payers.append((path.rpartition("/")[2], str(given[-1])))
+            return given
+
+    async def open_connection(_endpoint: Endpoint, _request: bytes) -> Recorder:
+        return Recorder()
+
+    monkeypatch.setattr(peers, "_open_connection", open_connection)
+    there = Endpoint("a-1", "n1", EndpointKind.AGENT, "127.0.0.1:1", 1.0, EndpointState.READY)
+    context = CallContext("acme", "g1", "r-1", Seconds(5.0), payer="acme/till")
+    connected = ConnectedPeer(peers, cast("_PeerConnection", Recorder()))
+    connected.begin_infer(asyncio.get_running_loop().create_future(), there, b"x", context)
+    await peers.infer(there, b"x", context)
+    await peers.metadata(there, "reader", context)
+    await peers.hand_over(there, "Take", b"", Seconds(5.0))
+    await peers.call_verification_source(there, "Answer", b"", Seconds(5.0))
+    assert payers == [
+        ("ModelInfer", "acme/till"),
+        ("ModelInfer", "acme/till"),
+        ("ModelMetadata", "acme/till"),
+        ("Take", ""),
+        ("Answer", ""),
+    ]
+    await peers.close()
