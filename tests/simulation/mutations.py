@@ -299,14 +299,15 @@ MUTATIONS = (
     Mutation(
         "a-replica-moves-twice",
         "two moves of one replica, when the first one's answer was lost",
-        moves_api.MovesController._begin,
+        moves_api.MovesController.migrate,
         (
+            ("lambda: self._look(key, aim, replica)", "lambda: Look(lambda: None, lambda _: False)"),
             (
-                "self._movable_replica(key, aim, replica)",
-                "next((node, one) for node, desired in sorted(self._workloads.desired.items()) "
-                "for one in desired.assignments if one.workload == key and not (one.draining or one.standby))",
+                "self._begin(key, aim, actor, replica)",
+                "self.begin(key, aim, actor, next((node, one) "
+                "for node, desired in sorted(self._workloads.desired.items()) "
+                "for one in desired.assignments if one.workload == key and not (one.draining or one.standby)))",
             ),
-            ("self._placement.estimate_move(key, aim, replica=found[1].id).refusal", "None"),
         ),
         matrix.NAME,
     ),

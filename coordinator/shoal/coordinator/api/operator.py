@@ -226,6 +226,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload)
         aim = Aim.parse(request.to)
         begun: Migration | QueuedMove
+        compute = partial(self._compute_pool.run, actor)
         regions = {*self._region.regions, self._region.config.name}
         if aim.node not in self._region.fleet.fleet.nodes and aim.node in regions:
             if request.queue:
@@ -240,9 +241,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                     raise ShoalError(found.refusal)
             begun = await self._region.moves.migrate_to_region(key, aim, actor, replica=request.replica)
         elif request.queue:
-            begun = await self._region.queued_moves.migrate(key, aim, actor, replica=request.replica)
+            begun = await self._region.queued_moves.migrate(key, aim, actor, replica=request.replica, compute=compute)
         else:
-            begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica)
+            begun = await self._region.moves.migrate(key, aim, actor, replica=request.replica, compute=compute)
         outcome = begun.id if isinstance(begun, Migration) else f"{begun.id} queued"
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", outcome)
         return operator_pb2.MigrateReply(migration=self._views.migration(begun))

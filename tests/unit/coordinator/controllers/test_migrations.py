@@ -1,25 +1,36 @@
 """Live moves over a real store: what an operator begins, what a restart finds, what is written with what."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TypeVar, cast
 
 import pytest
 
-from harness.fakes.region import DIGEST, DOCUMENTS, RegionFixture, run_heartbeat, run_until_over, two_agents
+from harness.fakes.region import (
+    DIGEST,
+    DOCUMENTS,
+    FakeAgent,
+    RegionFixture,
+    run_heartbeat,
+    run_until_over,
+    two_agents,
+)
 from shoal.coordinator import codec
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.can_move import can_move
+from shoal.coordinator.controllers.workloads import placement_queries
 from shoal.coordinator.controllers.workloads.migrations import (
     KEPT,
     MIGRATIONS,
     MigrationRepository,
     verdict_digest,
 )
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.estimate import MoveAnswer
 from shoal.coordinator.core.migration.model import (
     AbortedState,
@@ -27,6 +38,7 @@ from shoal.coordinator.core.migration.model import (
     Migration,
     MigrationStage,
 )
+from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Transaction
@@ -36,6 +48,8 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import operator_pb2
+
+T = TypeVar("T")
 
 KEY = WorkloadKey("default", "reader")
 
@@ -635,3 +649,129 @@ async def test_a_planned_move_ends_once_its_node_is_deleted_and_other_steps_go_o
     for _ in range(3):
         await run_heartbeat(world, target)
     assert [each.workload for each in world.region.workloads.desired[target.name].assignments] == [KEY]
+
+
+class Beside:
+    """Where looks are computed: it says what is computed elsewhere, and can change the region before it answers."""
+
+    def __init__(self, world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._world = world
+        self._is_inside = False
+        self.looks = 0
+        self.outside = list[str]()
+        """What was computed on the loop."""
+        self.then: Callable[[int], Awaitable[object]] | None = None
+        """What happens before the answer, by the number of the look."""
+        for name in ("estimate_move", "hopeless_refusal", "inputs_of"):
+            monkeypatch.setattr(placement_queries, name, partial(self._run, name, getattr(placement_queries, name)))
+
+    def _run(self, name: str, computes: Callable[..., object], *args: object) -> object:
+        if not self._is_inside:
+            self.outside.append(name)
+        return computes(*args)
+
+    async def compute(self, work: Callable[[], T], /) -> T:
+        assert not self._world.region.workloads.step_lock.locked(), "steps go on meanwhile"
+        self.looks += 1
+        self._is_inside = True
+        try:
+            return work()
+        finally:
+            self._is_inside = False
+            if self.then is not None:
+                await self.then(self.looks)
+
+
+async def ask(
+    world: RegionFixture, beside: Beside, aim: str, *, queue: bool = False, key: WorkloadKey = KEY
+) -> Migration | QueuedMove:
+    asked = world.region.queued_moves if queue else world.region.moves
+    return await asked.migrate(key, Aim(aim), "ops", compute=beside.compute)
+
+
+@pytest.mark.parametrize("queue", [False, True])
+async def test_whether_it_can_move_is_computed_beside_the_loop(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, queue: bool
+) -> None:
+    """Before, two placements of the whole region ran on the loop, of a command that is refused too."""
+    _, target = await two_agents(world)
+    beside = Beside(world, monkeypatch)
+    await target.report(free_bytes=0)
+    if queue:
+        assert isinstance(await ask(world, beside, target.name, queue=True), QueuedMove)
+    else:
+        with pytest.raises(ShoalError) as refused:
+            await ask(world, beside, target.name)
+        assert refused.value.code is Code.MEMORY_SHORT
+    await target.report()
+    assert isinstance(await ask(world, beside, target.name, queue=queue), Migration)
+    assert (beside.looks, beside.outside) == (2, [])
+
+
+async def test_a_refused_command_waits_for_no_step(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = await two_agents(world)
+    beside = Beside(world, monkeypatch)
+    await target.report(free_bytes=0)
+    runs = list[object]()
+    monkeypatch.setattr(world.region.workloads.transitions, "run", runs.append)
+    with pytest.raises(ShoalError):
+        await ask(world, beside, target.name)
+    assert not runs
+
+
+@pytest.mark.parametrize("queue", [False, True])
+async def test_a_move_is_looked_at_again_while_what_it_names_changes(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, queue: bool
+) -> None:
+    """The third look counts, so that it begins however busy the region is."""
+    source, target = await two_agents(world)
+    bystander = FakeAgent(world, "edge-3")
+    await bystander.connect()
+    beside = Beside(world, monkeypatch)
+
+    async def label(name: str, look: int) -> None:
+        await world.region.fleet.label(name, {"look": str(look)}, set(), "ops")
+
+    beside.then = partial(label, bystander.name)
+    begun = await ask(world, beside, target.name, queue=queue)
+    assert isinstance(begun, Migration)
+    assert beside.looks == 1, "what changes elsewhere is none of its business"
+    await world.region.moves.cancel(begun.id, "ops")
+    for changes in (source, target):
+        beside.looks, beside.then = 0, partial(label, changes.name)
+        begun = await ask(world, beside, target.name, queue=queue)
+        assert isinstance(begun, Migration)
+        assert (beside.looks, beside.outside) == (3, [])
+        await world.region.moves.cancel(begun.id, "ops")
+
+
+async def test_what_happens_during_a_look_refuses_the_move(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, target = await two_agents(world)
+    beside, moves = Beside(world, monkeypatch), world.region.moves
+
+    async def expect_refusal(happens: Callable[[], Awaitable[object]], wanted: Code, looks: int) -> None:
+        async def then(look: int) -> None:
+            if look == 1:
+                await happens()
+
+        beside.looks, beside.then = 0, then
+        with pytest.raises(ShoalError) as error:
+            await ask(world, beside, target.name)
+        assert (error.value.code, beside.looks) == (wanted, looks)
+
+    async def fill() -> None:
+        await target.report(free_bytes=0)
+
+    await expect_refusal(lambda: world.region.fleet.cordon(target.name, True, "ops"), Code.NODE_CORDONED, 2)
+    await world.region.fleet.cordon(target.name, False, "ops")
+    await expect_refusal(fill, Code.MEMORY_SHORT, 2)
+    await target.report()
+    await expect_refusal(lambda: moves.migrate(KEY, Aim(target.name), "ops"), Code.CONFLICT, 1)
+    assert len(world.region.workloads.migrations.live) == 1
+    await moves.cancel(world.region.workloads.migrations.live[0].id, "ops")
+    await expect_refusal(
+        lambda: world.region.documents.delete(DocumentKey("Workload", str(KEY)), "ops"), Code.WORKLOAD_UNKNOWN, 1
+    )
+    assert not world.region.workloads.migrations.live

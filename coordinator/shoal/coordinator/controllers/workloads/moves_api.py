@@ -8,6 +8,8 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.workloads.looks import Look, run_after_look
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.controllers.workloads.transitions import RegionWrites
@@ -70,21 +72,52 @@ class MovesController:
         self._ids = context.ids
         self._on_change = on_change
 
-    async def migrate(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
-        """Begins a move of one replica: of `replica`, else of the first one that is not already at the aim.
+    async def migrate(
+        self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "", compute: Compute = inline
+    ) -> Migration:
+        """Begins a move of one replica: of `replica`, else of the first one that is not already at the aim. compute:
+        where it is computed whether it can move there, which takes as long as a plan of the region.
 
         Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | MODEL_NOT_READY | CONFLICT | STORE_FULL), or the
-        code by which `shoal can-move` answers no.
+        code by which `shoal can-move` answers no, and what `compute` raises.
         """
-        return await self._run(lambda: self._begin(key, aim, actor, replica))
+        return await run_after_look(
+            self._workloads.transitions,
+            lambda: self._look(key, aim, replica),
+            lambda _: self._begin(key, aim, actor, replica),
+            compute,
+        )
 
-    def _begin(self, key: WorkloadKey, aim: Aim, actor: str, replica: str) -> Transition[RegionWrites, Migration]:
+    def _look(self, key: WorkloadKey, aim: Aim, replica: str) -> Look[None]:
         self.check_request(key, aim)
         found = self._movable_replica(key, aim, replica)
-        refusal = self._placement.estimate_move(key, aim, replica=found[1].id).refusal
-        if refusal is not None:
-            raise ShoalError(refusal)
-        return self.begin(key, aim, actor, found)
+        estimate = self._placement.move_estimator(key, aim, replica=found[1].id)
+
+        def check() -> None:
+            refusal = estimate().refusal
+            if refusal is not None:
+                raise ShoalError(refusal)
+
+        is_same = self.same_as_now(key, aim, replica, found)
+        return Look(check, lambda _: not is_same())
+
+    def same_as_now(self, key: WorkloadKey, aim: Aim, replica: str, found: HeldReplica) -> Callable[[], bool]:
+        """Whether at a later time a request would move the same replica, and what the answer names is the same."""
+        node, one = found
+        mark = self._placement.mark(key, aim, node)
+
+        def is_same() -> bool:
+            now = self.movable_replica(key, aim, replica)
+            if isinstance(now, MoveObstacle) or now[1].id != one.id:
+                return False
+            return mark.is_same(self._placement.mark(key, aim, node))
+
+        return is_same
+
+    def _begin(self, key: WorkloadKey, aim: Aim, actor: str, replica: str) -> Transition[RegionWrites, Migration]:
+        """Begins a move that could be made when it was looked at."""
+        self.check_request(key, aim)
+        return self.begin(key, aim, actor, self._movable_replica(key, aim, replica))
 
     def check_request(self, key: WorkloadKey, aim: Aim) -> None:
         """Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND) where there is nothing to move, or nowhere."""

@@ -1,6 +1,6 @@
 """What placement says of the region as it is, or would be under documents that are only proposed. Changes nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
@@ -31,36 +31,38 @@ from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import DesiredContent
 from shoal.coordinator.ports import Clock
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.workload import DelegationMode, Intent, WorkloadKey
+from shoal.types.workload import DelegationMode, Intent, Quota, WorkloadKey
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StateMark:
-    """What a look at a queued move was computed from, to tell whether it still holds."""
+class MoveMark:
+    """What the answer about one move names, to tell whether it still holds. In a large region something changes all the
+    time; what changed elsewhere matters to placement, which decides anew in each step."""
 
-    # Nodes as decisions see them.
-    nodes: Mapping[str, NodeState]
-    # What each node is to run.
-    desired: Mapping[str, DesiredContent]
-    # All migrations, by id.
-    migrations: Mapping[str, Migration]
-    # Of all documents, as in Catalog.
-    documents: int
+    # What the workload asks for.
+    intent: Intent | None
+    # Quota of its tenant.
+    quota: Quota | None
+    # The node that the replica is on and the one that it is to go to, as decisions see them.
+    nodes: tuple[NodeState | None, ...]
+    # What each of them is to run.
+    desired: tuple[DesiredContent | None, ...]
+    # Those of the workload.
+    migrations: tuple[Migration, ...]
 
-    def is_same(self, other: "StateMark") -> bool:
-        """Compares no values but by identity: it is called on the loop."""
+    def is_same(self, other: "MoveMark") -> bool:
+        """Compares nodes and migrations by identity: it is called on the loop."""
         return (
-            self.documents == other.documents
+            self.intent == other.intent
+            and self.quota == other.quota
             and _are_same(self.nodes, other.nodes)
             and _are_same(self.desired, other.desired)
             and _are_same(self.migrations, other.migrations)
         )
 
 
-def _are_same(these: Mapping[str, object], those: Mapping[str, object]) -> bool:
-    if these is those:
-        return True
-    return len(these) == len(those) and all(those.get(name) is each for name, each in these.items())
+def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
+    return len(these) == len(those) and all(one is other for one, other in zip(these, those, strict=True))
 
 
 class PlacementQueries:
@@ -113,27 +115,30 @@ class PlacementQueries:
             return keeps_sessions(key)
         return None if may_delegate(intent.delegation, region) else delegation_refusal(intent.delegation, region)
 
-    def hopeless_refusal(self, key: WorkloadKey, aim: Aim, replica: str) -> Refusal | None:
-        """Why that replica can never move there by waiting; None: it may."""
-        return hopeless_refusal(self._inputs(key, None, overrules=False), key, aim, replica)
-
     def is_moving(self, key: WorkloadKey) -> bool:
         """Whether a migration of the workload is under way."""
         return any(each.workload == key for each in self._workloads.migrations.all.values() if not each.is_over)
 
-    def mark(self) -> StateMark:
-        """Of the state as of now, as a look would read it."""
-        world = self._workloads.region_state()
-        return StateMark(world.fleet.nodes, world.desired, self._workloads.migrations.all, world.documents)
+    def mark(self, key: WorkloadKey, aim: Aim, source: str) -> MoveMark:
+        """As of now, of a move of the workload from the node `source`."""
+        world, places = self._workloads.region_state(), (source, aim.node)
+        return MoveMark(
+            self._workloads.intent_of(key),
+            world.quotas.get(key.tenant),
+            tuple(world.fleet.nodes.get(each) for each in places),
+            tuple(world.desired.get(each) for each in places),
+            tuple(each for each in self._workloads.migrations.all.values() if each.workload == key),
+        )
 
     def waits_for(self, key: WorkloadKey, aim: Aim, replica: str) -> Callable[[], MoveObstacle | None]:
         """Why a replica that waits in the queue cannot move there now; None: it can. Blocks by earlier failures count.
 
         By the state as of now, and it reads nothing else: it may run in a thread.
         """
-        inputs, is_moving = self._inputs(key, None, overrules=False), self.is_moving(key)
+        inputs_now, is_moving = self._inputs(key, None, overrules=False), self.is_moving(key)
 
         def look() -> MoveObstacle | None:
+            inputs = inputs_now()
             found = estimate_move(inputs, key, aim, replica)
             if found.refusal is None:
                 return None
@@ -143,42 +148,52 @@ class PlacementQueries:
 
         return look
 
-    def estimate_move(
-        self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
-    ) -> MoveEstimates:
-        """Whether a replica of the workload could move there at an operator's request now. `shoal can-move` returns
-        this, and `shoal migrate` is refused by it. catalog: documents that are only proposed.
-
-        Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
-        """
-        return self.move_estimator(key, aim, catalog, replica)()
+    def lasting_refusal(self, key: WorkloadKey, aim: Aim, replica: str) -> Callable[[], Refusal | None]:
+        """Why that replica can never move there by waiting; None: it may. As `waits_for`, it may run in a thread."""
+        inputs = self._inputs(key, None, overrules=False)
+        return lambda: hopeless_refusal(inputs(), key, aim, replica)
 
     def move_estimator(
         self, key: WorkloadKey, aim: Aim, catalog: Catalog | None = None, replica: str = ""
     ) -> Callable[[], MoveEstimates]:
-        """Does what `estimate_move` does, by the state as of now, and reads nothing else: it may run in a thread."""
+        """Whether a replica of the workload could move there at an operator's request now. `shoal can-move` returns
+        this, and `shoal migrate` is refused by it. catalog: documents that are only proposed.
+
+        By the state as of now, and it reads nothing else: it may run in a thread. It raises
+        ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND).
+        """
         inputs = self._inputs(key, catalog, overrules=True)
-        return lambda: estimate_move(inputs, key, aim, replica)
+        return lambda: estimate_move(inputs(), key, aim, replica)
 
     def return_estimator(self, key: WorkloadKey) -> Callable[[], MoveEstimates]:
         """As `move_estimator`, of a workload that another region runs: every place that it would have here. A replica
         that is here nevertheless, as after a silence, is none that it would move from."""
-        inputs = self._inputs(key, None, overrules=True)
-        others = {
-            node: tuple(one for one in assignments if one.workload != key)
-            for node, assignments in inputs.desired.items()
-        }
-        at_home = replace(inputs, elsewhere=inputs.elsewhere - {key}, desired=others)
-        return lambda: estimate_move(at_home, key, Aim())
+        inputs_now = self._inputs(key, None, overrules=True)
 
-    def _inputs(self, key: WorkloadKey, catalog: Catalog | None, *, overrules: bool) -> Inputs:
-        """overrules: without the blocks of the workload that an operator's request lifts."""
-        now, known = self._clock.now(), self._workloads.migrations.all
-        overruled = {
-            each.id: replace(each, cleared=True) for each in (clearable(known.values(), key) if overrules else ())
-        }
+        def estimate() -> MoveEstimates:
+            inputs = inputs_now()
+            others = {
+                node: tuple(one for one in assignments if one.workload != key)
+                for node, assignments in inputs.desired.items()
+            }
+            at_home = replace(inputs, elsewhere=inputs.elsewhere - {key}, desired=others)
+            return estimate_move(at_home, key, Aim())
+
+        return estimate
+
+    def _inputs(self, key: WorkloadKey, catalog: Catalog | None, *, overrules: bool) -> Callable[[], Inputs]:
+        """Of the state as of now; they take time that grows with the region. overrules: without the blocks of the
+        workload that an operator's request lifts."""
+        now, wall, known = self._clock.now(), self._clock.wall(), dict(self._workloads.migrations.all)
         world = self._workloads.region_state(catalog)
-        return inputs_of(world, migration_effects(world, {**known, **overruled}, now), now, self._clock.wall())
+
+        def inputs() -> Inputs:
+            overruled = {
+                each.id: replace(each, cleared=True) for each in (clearable(known.values(), key) if overrules else ())
+            }
+            return inputs_of(world, migration_effects(world, {**known, **overruled}, now), now, wall)
+
+        return inputs
 
     async def explain(self, *keys: WorkloadKey, compute: Compute = inline) -> PlacementPlan:
         """The plan as placement would compute it now, with every candidate of these workloads; of all, where none is

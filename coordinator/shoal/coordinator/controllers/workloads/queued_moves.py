@@ -15,9 +15,10 @@ import structlog
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
-from shoal.coordinator.controllers.workloads.apply import Compute
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.workloads.looks import MOST_LOOKS, Look, run_after_look
 from shoal.coordinator.controllers.workloads.moves_api import ID_KIND, MovesController, check_is_of
-from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries, StateMark
+from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.controllers.workloads.transitions import RegionWrites
 from shoal.coordinator.core.catalog.model import DocumentKey
@@ -44,8 +45,6 @@ T = TypeVar("T")
 
 MOST_IN_A_TICK: Final = 16
 """Moves that one tick looks at, where what costs little says already that they wait."""
-MOST_LOOKS: Final = 3
-"""Looks in a row at a move that may begin, while what they read changes: then it is computed under the lock."""
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
@@ -55,10 +54,8 @@ class _Look:
 
     # Id of the move.
     move: str
-    # Assignment that would move.
-    source: str
-    # What it reads.
-    mark: StateMark
+    # Whether a request would still move the same replica, and what the look names is the same.
+    is_same: Callable[[], bool]
     # How many of the last ones in a row found that this move may begin.
     earlier: int
     # Processor time that it took, once it ran; empty before that.
@@ -96,42 +93,95 @@ class QueuedMovesController:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def migrate(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration | QueuedMove:
+    async def migrate(
+        self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "", compute: Compute = inline
+    ) -> Migration | QueuedMove:
         """As `MovesController.migrate`, but a move that is refused only for now waits.
 
         Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | CONFLICT | QUEUE_FULL | STORE_FULL), or the code
-        by which the move could never begin.
+        by which the move could never begin, and what `compute` raises.
         """
-        return await self._run(lambda: self._request(key, aim, actor, replica))
+        return await run_after_look(
+            self._workloads.transitions,
+            lambda: self._look_at_request(key, aim, replica),
+            lambda reason: self._request(key, aim, actor, replica, reason),
+            compute,
+        )
 
-    def _request(
-        self, key: WorkloadKey, aim: Aim, actor: str, replica: str
-    ) -> Transition[RegionWrites, Migration | QueuedMove]:
+    def _look_at_request(self, key: WorkloadKey, aim: Aim, replica: str) -> Look[Refusal | None]:
+        """What a move has to wait for; None: nothing. It raises by what waiting does not change."""
         self._moves.check_request(key, aim)
         found = self._moves.movable_replica(key, aim, replica)
         if isinstance(found, MoveObstacle):
             if found.is_final:
                 raise ShoalError(found.refusal)
-            refusal, source = found.refusal, self._source(key, aim, replica, found.refusal)
-        else:
-            estimates = self._placement.estimate_move(key, aim, replica=found[1].id)
+            return self._look_at_wait(key, aim, replica, found.refusal)
+        estimate, is_moving = (
+            self._placement.move_estimator(key, aim, replica=found[1].id),
+            self._placement.is_moving(key),
+        )
+        is_same, check_wait = (
+            self._moves.same_as_now(key, aim, replica, found),
+            self._wait_check(key, aim, replica, found),
+        )
+
+        def ask() -> Refusal | None:
+            estimates = estimate()
             if estimates.refusal is None:
-                begun = self._moves.begin(key, aim, actor, found)
-                return Transition(begun.effects, begun.writes, begun.adopt)
-            if estimates.there_already is not None and not self._placement.is_moving(key):
+                return None
+            if estimates.there_already is not None and not is_moving:
                 raise ShoalError(estimates.there_already)
-            refusal, source = estimates.refusal, found
+            check_wait()
+            return estimates.refusal
+
+        # A move that waits is looked at again: what it waits for now may be over by then.
+        return Look(ask, lambda reason: reason is None and not is_same())
+
+    def _look_at_wait(self, key: WorkloadKey, aim: Aim, replica: str, obstacle: Refusal) -> Look[Refusal | None]:
+        """Whether a move can wait for the end of what is in the way."""
+        check_wait = self._wait_check(key, aim, replica, self._source(key, aim, replica, obstacle))
+
+        def ask() -> Refusal:
+            check_wait()
+            return obstacle
+
+        return Look(ask, lambda _: False)
+
+    def _wait_check(self, key: WorkloadKey, aim: Aim, replica: str, source: HeldReplica) -> Callable[[], None]:
+        """Raises ShoalError where the move cannot wait, or not usefully; it may run in a thread."""
+        full = entry_refusal(self._queue.all.values(), key, replica)
+        lasting = self._placement.lasting_refusal(key, aim, source[1].id)
+
+        def check() -> None:
+            if (why := full or lasting()) is not None:
+                raise ShoalError(why)
+
+        return check
+
+    def _request(
+        self, key: WorkloadKey, aim: Aim, actor: str, replica: str, reason: Refusal | None
+    ) -> Transition[RegionWrites, Migration | QueuedMove]:
+        """reason: what it has to wait for, by the look; None: nothing."""
+        self._moves.check_request(key, aim)
+        found = self._moves.movable_replica(key, aim, replica)
+        if isinstance(found, MoveObstacle):
+            if found.is_final:
+                raise ShoalError(found.refusal)
+            reason, source = found.refusal, self._source(key, aim, replica, found.refusal)
+        elif reason is None:
+            begun = self._moves.begin(key, aim, actor, found)
+            return Transition(begun.effects, begun.writes, begun.adopt)
+        else:
+            source = found
         full = entry_refusal(self._queue.all.values(), key, replica)
         if full is not None:
             raise ShoalError(full)
-        if (never := self._placement.hopeless_refusal(key, aim, source[1].id)) is not None:
-            raise ShoalError(never)
         now, place = self._clock.now(), place_of(self._workloads.fleet, *source)
         queued = QueuedMove(
-            self._ids.name(ID_KIND), key, actor, aim, replica, place, refusal, self._clock.wall(), now,
+            self._ids.name(ID_KIND), key, actor, aim, replica, place, reason, self._clock.wall(), now,
             Elapsed(now + WAIT_S), document=self._revision_of(key),
         )  # fmt: skip
-        told = f"from {place.where} to {aim.where}: waits, {refusal}"
+        told = f"from {place.where} to {aim.where}: waits, {reason}"
         return self._transition(queued, LogEvent("MIGRATION_QUEUED", queued.id, told, actor))
 
     def _source(self, key: WorkloadKey, aim: Aim, replica: str, obstacle: Refusal) -> HeldReplica:
@@ -229,7 +279,7 @@ class QueuedMovesController:
         if isinstance(found, MoveObstacle):
             await self._heed(queued.id, found)
             return False
-        self._begin_look(queued, found[1].id, earlier=0)
+        self._begin_look(queued, found, earlier=0)
         return True
 
     async def _heed(self, name: str, obstacle: MoveObstacle) -> None:
@@ -238,9 +288,10 @@ class QueuedMovesController:
         elif name in self._queue.all:
             self._queue.reasons[name] = obstacle.refusal
 
-    def _begin_look(self, queued: QueuedMove, source: str, *, earlier: int) -> None:
-        look = _Look(queued.id, source, self._placement.mark(), earlier)
-        compute = self._placement.waits_for(queued.workload, queued.aim, source)
+    def _begin_look(self, queued: QueuedMove, found: HeldReplica, *, earlier: int) -> None:
+        is_same = self._moves.same_as_now(queued.workload, queued.aim, queued.replica, found)
+        look = _Look(queued.id, is_same, earlier)
+        compute = self._placement.waits_for(queued.workload, queued.aim, found[1].id)
 
         def run_timed() -> MoveObstacle | None:
             began = self._thread_time()
@@ -293,14 +344,9 @@ class QueuedMovesController:
                 return self._end_if_waiting(name, found.refusal)
             self._queue.reasons[name] = found.refusal
             return Transition(None)
-        if found[1].id != look.source or not look.mark.is_same(self._placement.mark()):
-            if look.earlier + 1 < MOST_LOOKS:
-                self._begin_look(queued, found[1].id, earlier=look.earlier + 1)
-                return Transition(None)
-            obstacle = self._placement.waits_for(queued.workload, queued.aim, found[1].id)()
-            if obstacle is not None:
-                self._queue.reasons[name] = obstacle.refusal
-                return Transition(None)
+        if look.earlier + 1 < MOST_LOOKS and not look.is_same():
+            self._begin_look(queued, found, earlier=look.earlier + 1)
+            return Transition(None)
         waited = queued.id, queued.waiting_time(self._clock.now())
         begun = self._moves.begin(queued.workload, queued.aim, queued.actor, found, waited=waited)
         left = self._queue.writes({name: None})
