@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.views import workload_views
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.can_move import can_move
-from shoal.coordinator.controllers.workloads import placement_queries
+from shoal.coordinator.controllers.workloads import placement_queries, step
 from shoal.coordinator.controllers.workloads.migrations import (
     KEPT,
     MIGRATIONS,
@@ -31,6 +31,7 @@ from shoal.coordinator.controllers.workloads.migrations import (
     verdict_digest,
 )
 from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.core.migration.advance import AdvanceResult, advance
 from shoal.coordinator.core.migration.estimate import MoveAnswer
 from shoal.coordinator.core.migration.model import (
     AbortedState,
@@ -775,3 +776,31 @@ async def test_what_happens_during_a_look_refuses_the_move(
         lambda: world.region.documents.delete(DocumentKey("Workload", str(KEY)), "ops"), Code.WORKLOAD_UNKNOWN, 1
     )
     assert not world.region.workloads.migrations.live
+
+
+async def test_triggers_run_at_once_for_documents_that_may_ask_for_moves(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each change of any document ran them."""
+    agents = await two_agents(world)
+    for _ in range(20):
+        await run_heartbeat(world, *agents)
+    ran = list[bool]()
+
+    def note(*args: Any, **named: Any) -> AdvanceResult:
+        ran.append(named["run_triggers"])
+        return advance(*args, **named)
+
+    monkeypatch.setattr(step, "advance", note)
+    await world.step()
+    await world.step()
+    ran.clear()
+    policy = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: other}\nspec: {optimize: {cost: 1.0}}\n"
+    other = DOCUMENTS[0][1].split("---\n")[1].replace("name: reader", "name: other").replace("fast", "other")
+    assert (await world.region.documents.apply([("p", policy), ("w", other)], {}, "", "test")).revision
+    await world.step()
+    assert not any(ran)
+    moves = policy.replace("spec: {", "spec: {migration: {when: {gain: 10%}}, ")
+    assert (await world.region.documents.apply([("p", moves)], {}, "", "test")).revision
+    await world.step()
+    assert any(ran)

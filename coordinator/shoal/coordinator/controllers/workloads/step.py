@@ -48,7 +48,7 @@ from shoal.coordinator.core.workloads.decide import NextPlacement, inputs_of, ne
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
 from shoal.coordinator.core.workloads.invariants import Promise, RegionSnapshot
-from shoal.coordinator.core.workloads.kept import KeptDecisions
+from shoal.coordinator.core.workloads.kept import KeptDecisions, may_ask_for_moves
 from shoal.coordinator.core.workloads.liveness_rules import LivenessRules
 from shoal.coordinator.core.workloads.model import (
     Decision,
@@ -142,6 +142,9 @@ class WorkloadsController:
         self._demand = DemandMeter()
         self._evaluate_at = Elapsed(0.0)
         self._evaluated_inputs: tuple[object, ...] = ()
+        self._last_seen: tuple[Intent, ...] = ()
+        self._movers: tuple[Intent, ...] = ()
+        """Of these, the ones for which triggers may move replicas."""
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._trials = TrialsByNode()
@@ -507,10 +510,12 @@ class WorkloadsController:
             self._hosts = _guest_hosts(self._contents)
 
     def _should_evaluate_moves(self, world: RegionState, now: Elapsed) -> bool:
-        """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when documents,
-        the region's price or its carbon changed.
+        """Whether to evaluate the triggers of moves that nobody requested: every SCAN_S, and at once when the documents
+        of workloads that may ask for some, the region's price or its carbon changed.
         """
-        seen = (world.intents, world.costs, repr(world.region.carbon_g_per_kwh))
+        if world.intents is not self._last_seen:
+            self._last_seen, self._movers = world.intents, tuple(filter(may_ask_for_moves, world.intents))
+        seen = (self._movers, world.costs, repr(world.region.carbon_g_per_kwh))
         if now < self._evaluate_at and seen == self._evaluated_inputs:
             return False
         self._evaluate_at, self._evaluated_inputs = Elapsed(now + SCAN_S), seen

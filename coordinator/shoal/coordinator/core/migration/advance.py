@@ -1,6 +1,6 @@
 """One step of the region with its migrations: the decision, each migration's next state, the replicas' instructions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -47,7 +47,7 @@ from shoal.coordinator.core.migration.triggers import scan
 from shoal.coordinator.core.migration.triggers.view import TriggerView
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
-from shoal.coordinator.core.workloads.decide import decide, inputs_of
+from shoal.coordinator.core.workloads.decide import decide, inputs_of, inputs_of_part
 from shoal.coordinator.core.workloads.failures import broken_assignments
 from shoal.coordinator.core.workloads.kept import KeptDecisions
 from shoal.coordinator.core.workloads.model import (
@@ -196,7 +196,9 @@ def advance(
     elif run_triggers:
         held_now = decision.desired if decision.is_whole else {**world.desired, **decision.desired}
         as_decided = replace(world, desired=held_now, memory=decision.memory)
-        allotted = _run_triggers(as_decided, {**migrations, **changed}, intents, now, wall)
+        every = {**migrations, **changed}
+        view = automatic_view(as_decided, every, kept, decision.desired, now, wall)
+        allotted = _run_triggers(view, as_decided, every, intents, now, wall)
         for begun, events in allotted.started_moves:
             note(begun, events)
         held, news = (*at_home, *allotted.move_holds), allotted.new_holds
@@ -219,17 +221,34 @@ def _should_clear(
 def trigger_view(
     world: RegionState, migrations: MigrationsById, now: Elapsed, wall: Wall, only: WorkloadKey | None = None
 ) -> TriggerView:  # fmt: skip
-    """The region as triggers see it."""
+    """The whole region as triggers see it."""
     inputs = inputs_of(world, migration_effects(world, migrations, now), now, wall)
-    return TriggerView(inputs, world.memory.pending, migrations, only)
+    return TriggerView(inputs, world.memory.pending, migrations, only=only)
+
+
+def automatic_view(
+    world: RegionState, migrations: MigrationsById, kept: KeptDecisions, decided: Iterable[str], now: Elapsed,
+    wall: Wall,
+) -> TriggerView:  # fmt: skip
+    """What triggers need to see of it: the cost does not grow with workloads that stay where they are. What these take
+    counts as it does for steps. world: after the decision of the step that began last. decided: nodes whose assignments
+    it may have changed."""
+    part, standing = kept.automatic_part(world, decided)
+    inputs = inputs_of_part(world, migration_effects(world, migrations, now), now, wall, part)
+    held = {node: content.assignments for node, content in world.desired.items()}
+    inputs = replace(inputs, all_desired=held)
+    return TriggerView(inputs, world.memory.pending, migrations, standing)
 
 
 def _run_triggers(
-    world: RegionState, migrations: MigrationsById, intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
+    view: TriggerView, world: RegionState, migrations: MigrationsById, intents: Mapping[WorkloadKey, Intent],
+    now: Elapsed, wall: Wall,
 ) -> MoveSelection:  # fmt: skip
-    assigned = frozenset(one.id for content in world.desired.values() for one in content.assignments)
-    found = scan(trigger_view(world, migrations, now, wall))
-    return select_moves(found, world.memory.pending, assigned, migrations, intents, now, wall)
+    found, pending = scan(view), world.memory.pending
+    names = {key.partition(" ")[0] for key in pending}
+    held = (one.id for content in world.desired.values() for one in content.assignments) if names else ()
+    assigned = frozenset(name for name in held if name in names)
+    return select_moves(found, pending, assigned, migrations, intents, now, wall)
 
 
 def _actual_outcomes(

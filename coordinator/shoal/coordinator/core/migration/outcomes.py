@@ -209,7 +209,7 @@ def overlap_s(
 
 def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
     """Bytes of a model that a node does not have yet."""
-    held = any(each.model == model for each in inputs.desired.get(node, ()))
+    held = any(each.model == model for each in inputs.assignments_on(node))
     return Bytes(0 if held else inputs.profiles[model].size_bytes)
 
 

@@ -175,6 +175,8 @@ class Scope:
         self._models = dict[str, dict[str, object]]()
         self._selector_refusals = dict[tuple[str, str, str, str], Refusal | None]()
         self._rtts = dict[str, float]()
+        self._unmeasured = dict[int, tuple[Option, Prediction | Refusal]]()
+        """By the id of an option, which is held so that its id stays its own."""
 
     @cached_property
     def devices(self) -> tuple[tuple[NodeState, Device], ...]:
@@ -292,7 +294,14 @@ class Scope:
         )
 
     def prediction_unmeasured(self, option: Option) -> Prediction | Refusal:
-        """What would be predicted of an option if the model had never run on that device."""
+        """What would be predicted of an option if the model had never run on that device. Computed once for each: it is
+        what a replica's place is compared by with all others."""
+        known = self._unmeasured.get(id(option))
+        if known is None:
+            known = self._unmeasured[id(option)] = option, self._predict_unmeasured(option)
+        return known[1]
+
+    def _predict_unmeasured(self, option: Option) -> Prediction | Refusal:
         demand = self.demand(option.profile, option.state, option.device, option.precision)
         missed = self._correction(option.model, option.device, option.receipt, option.precision, demand)
         return predict(

@@ -339,6 +339,12 @@ class Inputs:
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
     # What the region's moves took beyond what they waited for.
     move_overheads: MoveOverheads = NO_OVERHEADS
+    # As `desired`, where that has assignments of the workloads alone that are asked about: of all. Empty: it has all.
+    all_desired: Mapping[str, tuple[Assignment, ...]] = field(default_factory=dict)
+
+    def assignments_on(self, node: str) -> tuple[Assignment, ...]:
+        """All that the node has, of whatever workload."""
+        return (self.all_desired or self.desired).get(node, ())
 
     def is_poisoned(self, triple: Triple, workload: WorkloadKey) -> bool:
         asked = (Poisoning(triple, ""), Poisoning(triple, requester_of(workload)))

@@ -223,6 +223,14 @@ def inputs_of(world: RegionState, migrations: MigrationEffects, now: Elapsed, wa
     return _inputs_of(world, migrations, now, wall, part, world.memory.marks)
 
 
+def inputs_of_part(
+    world: RegionState, migrations: MigrationEffects, now: Elapsed, wall: Wall, part: StepPart
+) -> Inputs:
+    """The same, of some workloads."""
+    marks = {one.id: mark for one in _all(part.desired) if (mark := world.memory.marks.get(one.id)) is not None}
+    return _inputs_of(world, migrations, now, wall, part, marks)
+
+
 class NextPlacement(NamedTuple):
     """What placement would be asked if a step began now. Nothing in it changes any more, so that it may be asked in a
     thread, once."""
@@ -245,8 +253,7 @@ def next_placement(
     found = kept.preview(world, migrations)
     if found is None:
         return NextPlacement(inputs_of(world, migrations, now, wall))
-    marks = {one.id: mark for one in _all(found.part.desired) if (mark := world.memory.marks.get(one.id)) is not None}
-    inputs = _inputs_of(world, migrations, now, wall, found.part, marks)
+    inputs = inputs_of_part(world, migrations, now, wall, found.part)
     found.columns.update(inputs, world.memory.measured, ())
     return NextPlacement(inputs, found.standing, found.columns)
 

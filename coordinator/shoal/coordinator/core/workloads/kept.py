@@ -262,6 +262,28 @@ class KeptDecisions:
         found = StepPart(False, tuple(intents.values()), desired, changed)
         return Preview(found, _standing(allocations, on_slot, decided), columns)
 
+    def automatic_part(self, world: RegionState, decided: Iterable[str]) -> tuple[StepPart, Allocations]:
+        """Whose places have to be looked at in the step that began last, for moves that nobody asked for, and what the
+        other workloads take: they are settled. They serve, and ask for none.
+
+        Besides those that may move automatically, these are all that are not settled, and all that share a node with
+        one that may have a peak, whose share of a device is compared. world: after the decision. decided: nodes whose
+        assignments it may have changed.
+        """
+        keys = self._loose | self._automatic
+        for key in self._automatic:
+            if is_time_dependent(self._intents[key]):
+                keys.update(*(self._on_node.get(node, ()) for node in self._holders.get(key, ())))
+        allocations = self._allocations
+        for key in keys & self._settled.keys():
+            for one in self._settled[key].replicas:
+                allocations = allocations.with_standing(key.tenant, one, -1)
+        nodes = {*decided, *(node for key in keys for node in self._holders.get(key, ()))}
+        held = ((node, world.desired[node].assignments) for node in sorted(nodes) if node in world.desired)
+        desired = {node: tuple(one for one in assignments if one.workload in keys) for node, assignments in held}
+        intents = tuple(self._intents[key] for key in sorted(keys & self._intents.keys()))
+        return StepPart(False, intents, desired, set()), allocations
+
     def adopt(self, world: RegionState, migrations: MigrationEffects, decision: Decision, now: Elapsed) -> None:
         """The decision of the step that began last is stored."""
         part, self._part = self._part, None
@@ -443,7 +465,7 @@ class KeptDecisions:
         for each in new:
             self._heartbeats.update([each.partition.heartbeat_s])
             self._intents[each.key] = each
-            if each.migration.automatic or each.preempt is not Preempt.NEVER:
+            if may_ask_for_moves(each):
                 self._automatic.add(each.key)
         self._heartbeats = +self._heartbeats
         for each in gone:
@@ -597,6 +619,11 @@ class KeptDecisions:
             self._on_slot = self._on_slot.set(each.slot, here)
             self._on_node.setdefault(each.node, set()).add(key)
             self._of_model.setdefault(each.assignment.model, set()).add(key)
+
+
+def may_ask_for_moves(intent: Intent) -> bool:
+    """Whether replicas may move without being asked to: its own, or those that it displaces."""
+    return intent.migration.automatic or intent.preempt is not Preempt.NEVER
 
 
 def _tenants_in_turn(keys: Iterable[WorkloadKey]) -> Sequence[WorkloadKey]:

@@ -98,7 +98,7 @@ def _saving(view: TriggerView, replica: MovableReplica, rest: Rest, option: Opti
 
 def _is_alone_on_device(view: TriggerView, replica: MovableReplica) -> bool:
     """True if nothing else is on its device, and no room is reserved there."""
-    here = [each for each in view.inputs.desired.get(replica.slot.node, ()) if each.device == replica.slot.device]
+    here = [each for each in view.inputs.assignments_on(replica.slot.node) if each.device == replica.slot.device]
     kept = any(each.slot == replica.slot for each in view.inputs.reserved)
     return len(here) == 1 and not kept
 
@@ -119,7 +119,7 @@ def _quiet_s(view: TriggerView, replica: MovableReplica) -> Seconds:
 
 def _stays_awake(view: TriggerView, option: Option) -> bool:
     """True if the device cannot sleep, or has something else on it that is not leaving."""
-    here = view.inputs.desired.get(option.slot.node, ())
+    here = view.inputs.assignments_on(option.slot.node)
     taken = any(
         each.device == option.slot.device and not each.draining and each.id not in view.leaving for each in here
     )

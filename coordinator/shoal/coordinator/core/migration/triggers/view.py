@@ -1,7 +1,7 @@
 """The region as triggers see it: serving replicas that may move automatically, and where each could go."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -17,7 +17,12 @@ from shoal.coordinator.core.migration.model import (
     replica_place,
 )
 from shoal.coordinator.core.migration.outcomes import calibrate, expected_outcome
-from shoal.coordinator.core.placement.allocations import busy_share, initial_allocations
+from shoal.coordinator.core.placement.allocations import (
+    NO_ALLOCATIONS,
+    Allocations,
+    busy_share,
+    initial_allocations,
+)
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Aim, Inputs, Move, Slot, terms_of
 from shoal.coordinator.core.placement.replicas import CurrentReplica, replicas_of
@@ -67,9 +72,10 @@ class TriggerView:
 
     def __init__(
         self, inputs: Inputs, pending: Mapping[str, PendingMove], migrations: Mapping[str, Migration],
-        only: WorkloadKey | None = None,
+        standing: Allocations = NO_ALLOCATIONS, only: WorkloadKey | None = None,
     ) -> None:  # fmt: skip
-        """only: view this workload alone, whether or not it may move automatically."""
+        """inputs: of all workloads, or of those in `KeptDecisions.automatic_part`. standing: what the others take.
+        only: view this workload alone, whether or not it may move automatically."""
         self._pending = pending
         self._only = only
         self._arrivals = {
@@ -77,20 +83,15 @@ class TriggerView:
             for each in migrations.values()
             if isinstance(each.state, DoneState) and each.target is not None
         }
-        self._hot = frozenset(
-            Slot(name, reading.device)
-            for name, state in inputs.fleet.nodes.items()
-            for reading in state.readings.values()
-            if heat_reason(reading, HOT_C * (1.0 - HYSTERESIS))
-        )
-        self.scope = Scope(inputs)
+        self.scope = Scope(inputs, standing.occupants)
         # Replicas that are leaving, or about to.
         self.leaving = frozenset(move.leaving or move.source for move in inputs.moves)
         self._solvers = dict[str, Solver]()
+        self._busy = dict[Slot, float]()
         current = {intent.key: replicas_of(self.scope, intent) for intent in inputs.intents}
         self.current = current
         self._initial_allocations = initial_allocations(
-            self.scope, ((intent, current[intent.key]) for intent in inputs.intents)
+            self.scope, ((intent, current[intent.key]) for intent in inputs.intents), standing
         )
         bound = {name for move in inputs.moves for name in (move.source, move.target)}
         cross_region = {each.workload for each in migrations.values() if each.is_cross_region and not each.is_over}
@@ -114,24 +115,31 @@ class TriggerView:
     def turns(self, replicas: Collection[MovableReplica]) -> frozenset[str]:
         """Assignments of those that are compared with every other place in this scan."""
         ordered = sorted(each.place.assignment for each in replicas)
-        most = max(1, OPTIONS_MOST // max(1, len(self.scope.devices)))
+        devices = sum(len(state.node.devices) for state in self.inputs.fleet.nodes.values())
+        most = max(1, OPTIONS_MOST // max(1, devices))
         if len(ordered) <= most:
             return frozenset(ordered)
         first = int(self.inputs.now / SCAN_S) * most
         return frozenset(ordered[(first + step) % len(ordered)] for step in range(most))
 
+    def busy_on(self, slot: Slot) -> float:
+        """Share of a device's time that declared traffic takes, by the replicas' warm-up baselines, without those that
+        are leaving. Ask for devices with a replica that has a peak alone: of others not all replicas are viewed."""
+        if slot not in self._busy:
+            reserved = sum(each.busy for each in self.inputs.reserved if each.slot == slot)
+            here = (self.device_share(intent, self._baseline(intent, each)) for intent, each in self._on_slot[slot])
+            self._busy[slot] = reserved + sum(here)
+        return self._busy[slot]
+
     @cached_property
-    def busy(self) -> Mapping[Slot, float]:
-        """Share of each device's time that declared traffic takes, by the replicas' warm-up baselines, without those
-        that are leaving."""
-        busy = defaultdict[Slot, float](float)
-        for kept in self.inputs.reserved:
-            busy[kept.slot] += kept.busy
+    def _on_slot(self) -> Mapping[Slot, Sequence[tuple[Intent, CurrentReplica]]]:
+        """By device, the viewed replicas that are not leaving."""
+        found = defaultdict[Slot, list[tuple[Intent, CurrentReplica]]](list)
         for intent in self.inputs.intents:
             for each in self.current[intent.key].healthy:
                 if each.assignment.id not in self.leaving:
-                    busy[each.slot] += self.device_share(intent, self._baseline(intent, each))
-        return busy
+                    found[each.slot].append((intent, each))
+        return found
 
     def device_share(self, intent: Intent, option: Option) -> float:
         """Share of a device's time that one replica's declared traffic takes."""
@@ -149,7 +157,7 @@ class TriggerView:
     def places(self, replica: MovableReplica, require: Requirements, limits: Limits) -> Iterator[Option]:
         """Places that it could go to."""
         found = self._solver(replica).places(require, limits)
-        return (option for option in found if option.slot not in self._hot)
+        return (option for option in found if not _is_hot(option))
 
     def _solver(self, replica: MovableReplica) -> Solver:
         """Created once per replica: what is known of every place does not depend on the query."""
@@ -210,6 +218,11 @@ class TriggerView:
         heard = state.liveness is Liveness.READY and state.has_full_status and state.front_ready
         confirmed = self.inputs.terms.get(standing.assignment.id) == terms_of(intent)
         return heard and standing.ready and confirmed
+
+
+def _is_hot(option: Option) -> bool:
+    reading = option.state.readings.get(option.slot.device)
+    return reading is not None and bool(heat_reason(reading, HOT_C * (1.0 - HYSTERESIS)))
 
 
 def heat_reason(reading: Reading, limit_c: float) -> str:

@@ -21,7 +21,7 @@ NAME: Final = "wake"
 def propose(view: TriggerView) -> Iterator[MoveProposal]:
     peaking = defaultdict[Slot, list[MovableReplica]](list)
     for replica in view.replicas:
-        if _has_peak(replica.intent) and view.busy[replica.slot] > UTILISATION_MOST:
+        if _has_peak(replica.intent) and view.busy_on(replica.slot) > UTILISATION_MOST:
             peaking[replica.slot].append(replica)
     turns = view.turns([replica for found in peaking.values() for replica in found])
     for slot, found in peaking.items():
@@ -32,7 +32,7 @@ def _relieve(
     view: TriggerView, slot: Slot, peaking: list[MovableReplica], turns: frozenset[str]
 ) -> Iterator[MoveProposal]:
     """Moves as many as bring the device below its capacity, the busiest first."""
-    busy = view.busy[slot]
+    busy = view.busy_on(slot)
     reason = f"the declared peak takes {busy:.0%} of {slot.node}/{slot.device}, at most {UTILISATION_MOST:.0%}"
     for replica in sorted(
         peaking, key=lambda each: (-view.device_share(each.intent, each.baseline), each.place.assignment)
