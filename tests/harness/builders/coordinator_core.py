@@ -13,6 +13,7 @@ from shoal.coordinator.core.fleet.state import Fleet, LivenessTiming, NodeState
 from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects
 from shoal.coordinator.core.migration.machine import start
 from shoal.coordinator.core.migration.model import Cause, Migration, PlannedState, ReplicaPlace
+from shoal.coordinator.core.migration.triggers.view import NO_TURNS
 from shoal.coordinator.core.placement.changes import is_material
 from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
 from shoal.coordinator.core.placement.place import place
@@ -503,6 +504,7 @@ class CoreRegion:
         self.decision: Decision | None = None
         self.profiles = {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}
         self.kept = KeptDecisions()
+        self.turns = NO_TURNS
         self.prepared_turns = 0
         """How often `kept` prepares something after each decision."""
         self.counts = WantedReplicas()
@@ -536,11 +538,11 @@ class CoreRegion:
                     self.references.setdefault(key, Reference(pack, by))
                 agent.recorded.clear()
         self.fleet, _ = update_liveness(self.fleet, now)
-        remembered = self.memory
+        remembered, turns = self.memory, self.turns
         for _ in range(MOST_STEPS):
-            remembered, world = self.memory, self.world()
+            remembered, world, turns = self.memory, self.world(), self.turns
             before = self._assignments()
-            advanced = advance(world, self.migrations, now, wall)
+            advanced = advance(world, self.migrations, now, wall, turns=self.turns)
             # What a coordinator goes on with, and the same by value: what is kept is of these very objects.
             memory = self._check_kept(world, advanced, now, wall)
             self.decision, self.desired, self.memory = advanced.decision, advanced.decision.desired, memory
@@ -555,7 +557,7 @@ class CoreRegion:
                 break
         decision = self.decision
         assert decision is not None
-        again = advance(self.world(), self.migrations, now, wall)
+        again = advance(self.world(), self.migrations, now, wall, turns=turns)
         assert again.changed == {}
         assert again.decision.desired == decision.desired
         assert again.decision.memory == decision.memory
@@ -577,7 +579,7 @@ class CoreRegion:
         planned = next_placement(world, effects, now, wall, self.kept)
         plan = place(inputs_of(world, effects, now, wall), explain=False)
         assert planned.plan(False).hash == plan.hash
-        part = advance(world, self.migrations, now, wall, kept=self.kept)
+        part = advance(world, self.migrations, now, wall, kept=self.kept, turns=self.turns)
         assert next_placement(world, effects, now, wall, self.kept).plan(False).hash == plan.hash  # it is not stored
         assert differences(world, part.decision, whole.decision) == ()
         assert repr(part.changed) == repr(whole.changed)  # unknown figures are not equal to themselves
@@ -590,6 +592,8 @@ class CoreRegion:
         self.decided_about.append(len(part.decision.plan.workloads))
         # Triggers, which see those that may move and what the others take, come to the same.
         assert repr((part.move_holds, part.new_holds)) == repr((whole.move_holds, whole.new_holds))
+        assert part.turns == whole.turns
+        self.turns = part.turns
         assert part.decision.memory == whole.decision.memory
         return part.decision.memory
 

@@ -40,6 +40,7 @@ from shoal.coordinator.core.migration.model import (
     MigrationStage,
 )
 from shoal.coordinator.core.migration.queue import QueuedMove
+from shoal.coordinator.core.migration.triggers.turns import Turn
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Transaction
@@ -781,15 +782,18 @@ async def test_what_happens_during_a_look_refuses_the_move(
 async def test_triggers_run_at_once_for_documents_that_may_ask_for_moves(
     world: RegionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, each change of any document ran them."""
+    """Before, each change of any document ran them. Whose turn it is goes from one run to the next."""
     agents = await two_agents(world)
     for _ in range(20):
         await run_heartbeat(world, *agents)
-    ran = list[bool]()
+    ran, given, left = list[bool](), list[object](), list[object]()
 
     def note(*args: Any, **named: Any) -> AdvanceResult:
+        found = replace(advance(*args, **named), turns={"comparison": {"shop": Turn(len(left), "a-1")}})
         ran.append(named["run_triggers"])
-        return advance(*args, **named)
+        given.append(named["turns"])
+        left.append(found.turns)
+        return found
 
     monkeypatch.setattr(step, "advance", note)
     await world.step()
@@ -804,3 +808,4 @@ async def test_triggers_run_at_once_for_documents_that_may_ask_for_moves(
     assert (await world.region.documents.apply([("p", moves)], {}, "", "test")).revision
     await world.step()
     assert any(ran)
+    assert given[1:] == left[:-1]

@@ -32,7 +32,7 @@ from shoal.coordinator.core.fleet.updates import with_timing
 from shoal.coordinator.core.migration.advance import AdvanceResult, advance, migration_effects
 from shoal.coordinator.core.migration.budget import MoveHold
 from shoal.coordinator.core.migration.model import AbortedState
-from shoal.coordinator.core.migration.triggers.view import SCAN_S
+from shoal.coordinator.core.migration.triggers.view import NO_TURNS, SCAN_S
 from shoal.coordinator.core.negotiation.model import RegionAnswer
 from shoal.coordinator.core.placement.costs import DeviceCosts
 from shoal.coordinator.core.placement.model import (
@@ -145,6 +145,7 @@ class WorkloadsController:
         self._last_seen: tuple[Intent, ...] = ()
         self._movers: tuple[Intent, ...] = ()
         """Of these, the ones for which triggers may move replicas."""
+        self._turns = NO_TURNS
         self._memory = ReconcilerMemory()
         self._saved = ReconcilerMemory()
         self._trials = TrialsByNode()
@@ -390,6 +391,7 @@ class WorkloadsController:
             run_triggers=triggers,
             kept=self._kept,
             most_new=self._pace.most,
+            turns=self._turns,
         )
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
         self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
@@ -480,6 +482,7 @@ class WorkloadsController:
         self.migrations.adopt(advanced.changed, written)
         for each in ended:
             self._on_migration_end(each.id)
+        self._turns = advanced.turns
         self.move_holds = advanced.move_holds if advanced.move_holds is not None else self.move_holds
         if advanced.changed or self._kept.has_late:
             self._on_change()  # the next step reads what they now need, and takes up more

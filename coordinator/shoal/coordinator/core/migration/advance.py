@@ -1,7 +1,7 @@
 """One step of the region with its migrations: the decision, each migration's next state, the replicas' instructions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -44,7 +44,7 @@ from shoal.coordinator.core.migration.outcomes import (
 )
 from shoal.coordinator.core.migration.reference import needs_recording, recorders, with_reference
 from shoal.coordinator.core.migration.triggers import scan
-from shoal.coordinator.core.migration.triggers.view import TriggerView
+from shoal.coordinator.core.migration.triggers.view import NO_TURNS, TriggerView, Turns
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, inputs_of_part
@@ -95,6 +95,8 @@ class AdvanceResult:
     move_holds: tuple[MoveHold, ...] | None = None
     # Those of them that have another obstacle than the one reported last.
     new_holds: tuple[MoveHold, ...] = ()
+    # The turns that replicas have had, for the next step.
+    turns: Turns = field(default_factory=dict)
 
 
 def migration_effects(world: RegionState, migrations: MigrationsById, now: Elapsed) -> MigrationEffects:
@@ -121,12 +123,13 @@ def advance(
     run_triggers: bool = True,
     kept: KeptDecisions | None = None,
     most_new: int | None = None,
+    turns: Turns = NO_TURNS,
 ) -> AdvanceResult:
     """`decide` with what the migrations ask for; then each migration's step on the result; then, with `run_triggers`,
     the automatic moves that start.
 
-    Pure and level-triggered: called again with its own result and the same fleet, it changes nothing. kept, most_new:
-    as in `decide`.
+    Pure and level-triggered: called again with its own result, the same fleet and the same turns, it changes nothing.
+    kept, most_new: as in `decide`. turns: as the last step left them.
     """
     kept = KeptDecisions() if kept is None else kept
     decision = decide(world, migration_effects(world, migrations, now), now, wall, kept, most_new)
@@ -197,8 +200,8 @@ def advance(
         held_now = decision.desired if decision.is_whole else {**world.desired, **decision.desired}
         as_decided = replace(world, desired=held_now, memory=decision.memory)
         every = {**migrations, **changed}
-        view = automatic_view(as_decided, every, kept, decision.desired, now, wall)
-        allotted = _run_triggers(view, as_decided, every, intents, now, wall)
+        view = automatic_view(as_decided, every, kept, decision.desired, now, wall, turns)
+        allotted, turns = _run_triggers(view, as_decided, every, intents, now, wall)
         for begun, events in allotted.started_moves:
             note(begun, events)
         held, news = (*at_home, *allotted.move_holds), allotted.new_holds
@@ -206,7 +209,7 @@ def advance(
         decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
     told_of = _with_migration_instructions(decision, {**migrations, **changed}, intents, world, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
-    return AdvanceResult(equipped, changed, held, news)
+    return AdvanceResult(equipped, changed, held, news, turns)
 
 
 def _should_clear(
@@ -228,7 +231,7 @@ def trigger_view(
 
 def automatic_view(
     world: RegionState, migrations: MigrationsById, kept: KeptDecisions, decided: Iterable[str], now: Elapsed,
-    wall: Wall,
+    wall: Wall, turns: Turns,
 ) -> TriggerView:  # fmt: skip
     """What triggers need to see of it: the cost does not grow with workloads that stay where they are. What these take
     counts as it does for steps. world: after the decision of the step that began last. decided: nodes whose assignments
@@ -237,18 +240,18 @@ def automatic_view(
     inputs = inputs_of_part(world, migration_effects(world, migrations, now), now, wall, part)
     held = {node: content.assignments for node, content in world.desired.items()}
     inputs = replace(inputs, all_desired=held)
-    return TriggerView(inputs, world.memory.pending, migrations, standing)
+    return TriggerView(inputs, world.memory.pending, migrations, standing, turns)
 
 
 def _run_triggers(
     view: TriggerView, world: RegionState, migrations: MigrationsById, intents: Mapping[WorkloadKey, Intent],
     now: Elapsed, wall: Wall,
-) -> MoveSelection:  # fmt: skip
+) -> tuple[MoveSelection, Turns]:  # fmt: skip
     found, pending = scan(view), world.memory.pending
     names = {key.partition(" ")[0] for key in pending}
     held = (one.id for content in world.desired.values() for one in content.assignments) if names else ()
     assigned = frozenset(name for name in held if name in names)
-    return select_moves(found, pending, assigned, migrations, intents, now, wall)
+    return select_moves(found, pending, assigned, migrations, intents, now, wall), found.turns
 
 
 def _actual_outcomes(

@@ -1,12 +1,12 @@
 """Triggers: signals that propose automatic moves. One module each, with its `NAME` and `propose`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.coordinator.core.migration.model import MoveProposal
 from shoal.coordinator.core.migration.triggers import consolidate, heat, limits, objective, preempt, wake
-from shoal.coordinator.core.migration.triggers.view import TriggerView, pending_key
+from shoal.coordinator.core.migration.triggers.view import TriggerView, Turns, pending_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,15 @@ class TriggerScan:
     evaluated_keys: frozenset[str]
     # Assignments that it looked at, or will when it is their turn.
     known_replicas: frozenset[str]
+    # The turns that replicas have had.
+    turns: Turns = field(default_factory=dict)
 
 
 def scan(view: TriggerView) -> TriggerScan:
     """Runs all triggers."""
+    proposals = tuple((pending_key(one.source, each.name), one) for each in TRIGGERS for one in each.propose(view))
     return TriggerScan(
-        tuple((pending_key(one.source, each.name), one) for each in TRIGGERS for one in each.propose(view)),
+        proposals,
         frozenset(
             pending_key(replica.place, each.name)
             for each in TRIGGERS
@@ -54,4 +57,5 @@ def scan(view: TriggerView) -> TriggerScan:
             if not each.in_turn or view.has_turn(replica)
         ),
         frozenset(replica.place.assignment for replica in view.replicas),
+        view.turns_after,
     )

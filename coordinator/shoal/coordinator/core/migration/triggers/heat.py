@@ -18,7 +18,7 @@ NAME: Final = "heat"
 
 def propose(view: TriggerView) -> Iterator[MoveProposal]:
     hot = [(replica, *found) for replica in view.replicas if (found := _heat_condition(view, replica)) is not None]
-    turns = view.turns([replica for replica, _, share in hot if share == 1.0])
+    turns = view.turns(NAME, [replica for replica, _, share in hot if share == 1.0])
     for replica, reason, share in hot:
         intent = replica.intent
         if replica.place.assignment in turns:

@@ -29,7 +29,7 @@ _CAUSES: Final = {
 
 def propose(view: TriggerView) -> Iterator[MoveProposal]:
     missing = [(replica, *found) for replica in view.replicas if (found := _limit_condition(view, replica)) is not None]
-    turns = view.turns([replica for replica, _, share in missing if share == 1.0])
+    turns = view.turns(NAME, [replica for replica, _, share in missing if share == 1.0])
     for replica, fault, share in missing:
         if replica.place.assignment in turns:
             yield _proposal_for(view, replica, fault)

@@ -17,6 +17,7 @@ from shoal.coordinator.core.migration.model import (
     replica_place,
 )
 from shoal.coordinator.core.migration.outcomes import calibrate, expected_outcome
+from shoal.coordinator.core.migration.triggers.turns import TurnsTaken, Waiting, take_turns
 from shoal.coordinator.core.placement.allocations import (
     NO_ALLOCATIONS,
     Allocations,
@@ -33,6 +34,9 @@ from shoal.types.device import Reading
 from shoal.types.units import Seconds
 from shoal.types.workload import Intent, Limits, Requirements, WorkloadKey
 
+Turns = Mapping[str, TurnsTaken]
+"""By trigger. They are not stored: after a restart they begin anew."""
+NO_TURNS: Final[Turns] = {}
 SCAN_S: Final = Seconds(5.0)
 OPTIONS_MOST: Final = 4000
 """Places that one trigger evaluates in one scan; in a large region replicas take turns."""
@@ -40,6 +44,8 @@ HYSTERESIS: Final = 0.1
 """A condition that began by passing a threshold ends this share of the threshold below it."""
 HOT_C: Final = 90.0
 """Common processors and accelerators throttle between 90 and 105 degrees Celsius."""
+_COMPARISON: Final = "comparison"
+"""Turns that triggers share which compare a replica whether or not anything is wrong with its place."""
 _WHY: Final = Refusal(Code.CONFLICT, "it would move")
 
 
@@ -72,12 +78,15 @@ class TriggerView:
 
     def __init__(
         self, inputs: Inputs, pending: Mapping[str, PendingMove], migrations: Mapping[str, Migration],
-        standing: Allocations = NO_ALLOCATIONS, only: WorkloadKey | None = None,
+        standing: Allocations = NO_ALLOCATIONS, turns: Turns = NO_TURNS, only: WorkloadKey | None = None,
     ) -> None:  # fmt: skip
         """inputs: of all workloads, or of those in `KeptDecisions.automatic_part`. standing: what the others take.
-        only: view this workload alone, whether or not it may move automatically."""
+        turns: taken before this scan. only: view this workload alone, whether or not it may move automatically."""
         self._pending = pending
         self._only = only
+        self._turns = turns
+        self.turns_after = dict[str, TurnsTaken]()
+        """By trigger, the turns taken with those of this scan."""
         self._arrivals = {
             each.target.assignment: each
             for each in migrations.values()
@@ -102,7 +111,7 @@ class TriggerView:
             for each in current[intent.key].active
             if each.assignment.id not in bound and intent.key not in cross_region and self._may_move(intent, each)
         )
-        self._in_turn = self.turns(self.replicas)
+        self._in_turn = self.turns(_COMPARISON, self.replicas)
 
     @property
     def inputs(self) -> Inputs:
@@ -112,15 +121,15 @@ class TriggerView:
         """True if the replica is compared with every other place in this scan."""
         return replica.place.assignment in self._in_turn
 
-    def turns(self, replicas: Collection[MovableReplica]) -> frozenset[str]:
-        """Assignments of those that are compared with every other place in this scan."""
-        ordered = sorted(each.place.assignment for each in replicas)
+    def turns(self, trigger: str, replicas: Collection[MovableReplica]) -> frozenset[str]:
+        """Assignments of those that are compared with every other place in this scan, by this trigger."""
         devices = sum(len(state.node.devices) for state in self.inputs.fleet.nodes.values())
         most = max(1, OPTIONS_MOST // max(1, devices))
-        if len(ordered) <= most:
-            return frozenset(ordered)
-        first = int(self.inputs.now / SCAN_S) * most
-        return frozenset(ordered[(first + step) % len(ordered)] for step in range(most))
+        waiting = [Waiting(each.intent.key.tenant, each.place.assignment) for each in replicas]
+        found, after = take_turns(self._turns.get(trigger, {}), waiting, most)
+        tenants = {each.intent.key.tenant for each in self.replicas}
+        self.turns_after[trigger] = {tenant: turn for tenant, turn in after.items() if tenant in tenants}
+        return found
 
     def busy_on(self, slot: Slot) -> float:
         """Share of a device's time that declared traffic takes, by the replicas' warm-up baselines, without those that

@@ -23,7 +23,7 @@ def propose(view: TriggerView) -> Iterator[MoveProposal]:
     for replica in view.replicas:
         if _has_peak(replica.intent) and view.busy_on(replica.slot) > UTILISATION_MOST:
             peaking[replica.slot].append(replica)
-    turns = view.turns([replica for found in peaking.values() for replica in found])
+    turns = view.turns(NAME, [replica for found in peaking.values() for replica in found])
     for slot, found in peaking.items():
         yield from _relieve(view, slot, found, turns)
 
