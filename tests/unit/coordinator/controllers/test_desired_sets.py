@@ -1,4 +1,4 @@
-"""A desired set with many routes is several records, of which a write replaces those that changed."""
+"""Of a desired set with many routes, the store has a digest, by which a start knows them again."""
 
 from dataclasses import replace
 
@@ -9,20 +9,16 @@ from hypothesis import strategies as st
 from harness.builders import agent_values
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.workloads.desired_sets import (
-    BLOCK,
-    BLOCKS,
     DESIRED,
+    DIGESTS,
     FEW,
     LARGE,
-    MOST_OWNERLESS,
-    SIZE,
+    MOST_LEFT,
     DesiredSetRecords,
-    RouteBlock,
-    SetWrites,
 )
+from shoal.coordinator.core.workloads.model import DesiredContent
 from shoal.coordinator.ports import StoreRecord
 from shoal.types.assignment import DesiredSet, Forwarding, Front, Version
-from shoal.types.codes import ShoalError
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
@@ -36,17 +32,28 @@ class Records:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
 
-    def commit(self, writes: SetWrites) -> None:
-        self.values |= writes.puts
-        for key in writes.deletes:
-            self.values.pop(key, None)
-
     def load(self, records: DesiredSetRecords) -> dict[str, DesiredSet]:
         found = [StoreRecord(key, value, 1) for key, value in sorted(self.values.items())]
-        return records.load(
-            [each for each in found if each.key.startswith(DESIRED)],
-            [each for each in found if each.key.startswith(LARGE)],
+        sets, digests, left = (
+            [each for each in found if each.key.startswith(under)] for under in (DESIRED, DIGESTS, LARGE)
         )
+        return records.load(sets, digests, left)
+
+    def restart(self, decided: DesiredSet) -> tuple[DesiredSetRecords, DesiredSet | None]:
+        """After a start and a first step that decides this of the set's node: the set as the region has it then; None:
+        it is another."""
+        records = DesiredSetRecords()
+        sets = self.load(records)
+        known = sets[decided.node]
+        if decided.node not in records.incomplete:
+            return records, known
+        completed = records.completed(sets, {decided.node: content_of(decided)})
+        records.adopt(completed, ())
+        return records, completed.get(decided.node)
+
+
+def content_of(desired: DesiredSet) -> DesiredContent:
+    return DesiredContent(desired.assignments, desired.routes, forwarding=desired.forwarding)
 
 
 def route(number: int, generation: int) -> Route:
@@ -76,11 +83,13 @@ def desired_set(
         max_size=6,
     )
 )
-def test_the_store_has_the_set_as_it_was_written_last(steps: list[tuple[set[int], bool, bool, bool]]) -> None:
+def test_a_start_knows_the_set_again_as_it_was_written_last(
+    steps: list[tuple[set[int], bool, bool, bool]],
+) -> None:
     """Each step changes some routes, and perhaps the forwarding; some commits fail, and some steps follow a restart."""
     store, records, numbers = Records(), DesiredSetRecords(), MANY
     routes, stored = {number: route(number, 1) for number in range(4 * FEW + 1)}, desired_set(numbers, 1)
-    store.commit(records.write(stored))
+    store.values |= records.write(stored)
     for at, (others, is_regrouped, is_stored, restarts) in enumerate(steps):
         was, known = numbers, dict(routes)
         numbers = numbers ^ others
@@ -91,163 +100,128 @@ def test_the_store_has_the_set_as_it_was_written_last(steps: list[tuple[set[int]
         if not is_stored:
             numbers, routes = was, known
             continue
-        store.commit(writes)
+        store.values |= writes
         stored = one
-        records = DesiredSetRecords() if restarts else records
-        assert store.load(records if restarts else DesiredSetRecords()) == {"gw": stored}
-    parts = {key for key in store.values if key.startswith(LARGE)}
-    assert parts <= {*records.parts("gw")}, "what may be stored is deleted with the node"
+        again, found = store.restart(replace(stored, version=Version("h", 1, 99)))
+        assert found == stored
+        records = again if restarts else records
 
 
-def test_a_write_has_what_changed_alone() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        desired_set(MANY, 1, {number: route(number, 1 + (number == 5)) for number in MANY}),
+        desired_set(MANY - {7}, 1),
+        desired_set(MANY | {999}, 1),
+        desired_set(set(), 1),
+        desired_set(MANY, 1, forwarding=Forwarding((Front("n1", "key"),))),
+        desired_set(MANY, 1, forwarding=Forwarding((Front("n2", "key"),), ("shop",))),
+    ],
+    ids=("another route", "one less", "one more", "none", "no entry", "another front"),
+)
+def test_a_start_takes_nothing_else_for_what_was_sent(other: DesiredSet) -> None:
     store, records = Records(), DesiredSetRecords()
-    one = desired_set(MANY, 1, forwarding=Forwarding((Front("n1", "key"),)))
-    whole = records.write(one)
-    store.commit(whole)
-    routes = {number: route(number, 1) for number in MANY} | {5: route(5, 2)}
-    two = desired_set(MANY, 2, routes, one.forwarding)
-    writes = records.write(two, one.version, {key_of(5)})
-    assert {*writes.puts} == {"desired/gw", "large-sets/gw", "large-sets/gw/routes/0"}
-    assert sum(map(len, writes.puts.values())) < sum(map(len, whole.puts.values())) / 2
+    one = desired_set(MANY, 1, forwarding=Forwarding((Front("n1", "key"),), ("shop",)))
+    store.values |= records.write(one)
+    again, found = store.restart(other)
+    assert found is None
+    assert {*again.incomplete} == {"gw"}, "until another set is written"
+    new = replace(other, version=Version("h", 1, 2))
+    store.values |= again.write(new, one.version)
+    assert not again.incomplete
+    assert store.restart(new)[1] == new
 
 
-def test_after_a_restart_a_write_has_what_changed_alone() -> None:
+def test_routes_that_the_same_step_decides_otherwise_are_not_those_of_a_set_that_was_written_since() -> None:
+    """An older coordinator wrote it, which leaves the digest of the set before."""
     store = Records()
-    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
-    records = DesiredSetRecords()
-    found = store.load(records)["gw"]
-    writes = records.write(desired_set(MANY - {SIZE + 1}, 2), found.version, {key_of(SIZE + 1)})
-    assert {*writes.puts} == {"desired/gw", "large-sets/gw", "large-sets/gw/routes/1"}
-
-
-def test_records_that_an_older_coordinator_left_are_of_no_set() -> None:
-    store, records = Records(), DesiredSetRecords()
-    store.commit(records.write(desired_set(MANY, 1)))
-    whole = desired_set({1, 2, *range(100, 180)}, 2)
+    store.values |= DesiredSetRecords().write(desired_set(MANY, 1))
+    whole = desired_set(MANY - {1}, 2)
     store.values["desired/gw"] = codec.dump(whole)
     records = DesiredSetRecords()
     assert store.load(records) == {"gw": whole}
-    few = desired_set({1, 2}, 3)
-    store.commit(records.write(few, whole.version, {key_of(100)}))
-    assert {*store.values} == {"desired/gw"}
-    assert store.load(DesiredSetRecords()) == {"gw": few}
+    assert not records.incomplete
+
+
+def test_a_write_is_small_whatever_changed() -> None:
+    store, records, forwarding = Records(), DesiredSetRecords(), Forwarding((Front("n1", "key"),))
+    one = desired_set(set(range(3000)), 1, forwarding=forwarding)
+    numbers, store.values = set(range(3000)), dict(records.write(one))
+    for generation, count in enumerate((100, 3000, 200, 1500), 2):
+        others = set(range(0, 3 * count, 3))
+        two = desired_set(others, generation, forwarding=forwarding)
+        writes = records.write(two, one.version, {key_of(number) for number in numbers ^ others})
+        assert {*writes} == {"desired/gw", "set-digests/gw"}
+        assert sum(map(len, writes.values())) < 2000
+        store.values |= writes
+        assert store.restart(two)[1] == two
+        numbers, one = others, two
+
+
+def test_gateways_have_the_digest_of_their_own_routes() -> None:
+    """They share what was computed of routes that are the same."""
+    store, records = Records(), DesiredSetRecords()
+    sets = {
+        name: replace(desired_set(MANY, 1, {each: route(each, 1 + (each == own)) for each in MANY}), node=name)
+        for own, name in enumerate(("gw-0", "gw-1", "gw-2"))
+    }
+    for one in sets.values():
+        store.values |= records.write(one)
+    again = DesiredSetRecords()
+    loaded = store.load(again)
+    assert again.completed(loaded, {name: content_of(one) for name, one in sets.items()}) == sets
 
 
 def test_a_set_with_few_routes_is_one_record() -> None:
     store, records = Records(), DesiredSetRecords()
     for generation, count in enumerate((2 * FEW, 3, 2 * FEW), 1):
         one = desired_set(set(range(count)), generation)
-        store.commit(records.write(one))
-        assert store.load(DesiredSetRecords()) == {"gw": one}
+        store.values |= records.write(one)
+        left = records.left({"gw": one})
+        assert left == (("set-digests/gw",) if count == 3 else ())
+        assert left == records.left({"gw": one}), "until it is deleted"
+        for key in left:
+            del store.values[key]
+        records.adopt((), left)
+        assert store.restart(one)[1] == one
         assert (len(store.values) == 1) == (count == 3)
 
 
-def test_a_set_with_routes_on_demand_is_one_record() -> None:
-    """Up to its node's next report, what it subscribes to is read from there, by an older coordinator too."""
-    one = replace(desired_set(MANY, 1), routes_on_demand=True)
-    assert DesiredSetRecords().write(one).puts == {"desired/gw": codec.dump(one)}
-
-
-def test_what_a_node_may_forward_to_is_written_as_any_value() -> None:
-    fronts = (Front("n1", "key-1"), Front("n2", ""), Front("n3", "key-3", (key_of(1), key_of(2))))
-    records = DesiredSetRecords()
-    for forwarding in (Forwarding(fronts, ("*",)), Forwarding(fronts[1:], ("shop", 'a"b')), Forwarding()):
-        writes = records.write(desired_set(MANY, 1, forwarding=forwarding))
-        assert writes.puts["large-sets/gw/forwarding"] == codec.dump(forwarding)
-
-
-def test_routes_that_stay_are_written_as_any_value() -> None:
-    store, records = Records(), DesiredSetRecords()
-    routes = {number: route(number, 1) for number in MANY}
-    before: Version | None = None
-    for generation, number in enumerate((5, 5, 6, 30), start=1):
-        routes = routes | {number: route(number, generation + 1)}
-        one = desired_set(MANY, generation, routes)
-        writes = records.write(one, before, {key_of(number)} if before is not None else None)
-        store.commit(writes)
-        before = one.version
-        place = {key_of(each): routes[each] for each in MANY}
-        for key, text in writes.puts.items():
-            if BLOCK in key:
-                found = codec.load(RouteBlock, text).routes
-                assert text == codec.dump(RouteBlock(tuple(place[each.workload] for each in found)))
-
-
-def test_records_are_deleted_once() -> None:
-    store, records = Records(), DesiredSetRecords()
-    one = desired_set(MANY, 1)
-    store.commit(records.write(one))
-    few = desired_set({1, 2}, 2)
-    lost = records.write(few, one.version, set())
-    assert records.write(few, one.version, set()).deletes == lost.deletes, "the first was not stored"
-    store.commit(lost)
-    assert {*store.values} == {"desired/gw"}
-    assert not records.write(desired_set({1, 2}, 3), few.version, set()).deletes
-    assert not records.parts("gw")
-
-
-def test_a_large_set_is_few_records_whatever_becomes_of_it() -> None:
-    """A store takes 128 writes in one transaction, of all gateways together."""
-    store, records, numbers = Records(), DesiredSetRecords(), set(range(3000))
-    one = desired_set(numbers, 1, forwarding=Forwarding((Front("n1", "key"),)))
-    whole = records.write(one)
-    assert len(whole.puts) <= BLOCKS + 3
-    store.commit(whole)
-    for generation, count in enumerate((100, 3000, 200, 1500), 2):
-        others = set(range(0, 3 * count, 3))
-        two = replace(desired_set(others, generation), forwarding=one.forwarding)
-        writes = records.write(two, one.version, {key_of(number) for number in numbers ^ others})
-        assert len(writes.puts) + len(writes.deletes) <= 128
-        store.commit(writes)
-        assert store.load(DesiredSetRecords()) == {"gw": two}
-        numbers, one = others, two
-    last = replace(desired_set(numbers, 9), forwarding=one.forwarding)
-    assert len(records.write(last, one.version, {key_of(0)}).puts) == 3, "its first block alone"
-
-
 def test_a_set_of_a_node_that_asks_for_routes_is_one_record() -> None:
-    """An older coordinator takes from it what the node subscribes to."""
+    """Up to its next report, what it subscribes to is read from there, by an older coordinator too."""
     store, records = Records(), DesiredSetRecords()
-    store.commit(records.write(desired_set(MANY, 1)))
+    store.values |= records.write(desired_set(MANY, 1))
     one = replace(desired_set(MANY, 2), routes_on_demand=True)
-    store.commit(records.write(one))
-    assert store.values == {"desired/gw": codec.dump(one)}
+    assert records.write(one) == {"desired/gw": codec.dump(one)}
+    assert records.left({"gw": one}) == records.parts("gw") == ("set-digests/gw",)
 
 
-def test_records_of_a_node_that_an_older_coordinator_removed_are_deleted_some_at_a_time() -> None:
+def test_a_digest_is_kept_until_its_set_has_its_routes() -> None:
+    store = Records()
+    store.values |= DesiredSetRecords().write(desired_set(MANY, 1))
+    records = DesiredSetRecords()
+    assert not records.left(store.load(records))
+
+
+def test_records_that_nobody_needs_are_deleted_some_at_a_time() -> None:
+    """Of nodes that an older coordinator removed, and of earlier versions."""
     store, kept = Records(), replace(desired_set(MANY, 1), node="kept")
-    for one in (desired_set(set(range(3000)), 1), replace(kept, node="other"), kept):
-        store.commit(DesiredSetRecords().write(one))
+    for one in (desired_set(MANY, 1), replace(kept, node="other"), kept):
+        store.values |= DesiredSetRecords().write(one)
     del store.values["desired/gw"], store.values["desired/other"]
+    store.values |= {f"{LARGE}kept/routes/{at}": b"{}" for at in range(2 * MOST_LEFT)} | {f"{LARGE}kept": b"{}"}
     records = DesiredSetRecords()
     sets = store.load(records)
     assert sets.keys() == {"kept"}
     new = {"new": replace(kept, node="new")}
-    store.commit(records.write(new["new"]))
+    store.values |= records.write(new["new"])
     turns = 0
-    while keys := records.ownerless(sets, new):
-        assert len(keys) <= MOST_OWNERLESS
-        assert keys == records.ownerless(sets, new), "until they are deleted"
-        store.commit(SetWrites({}, keys))
-        records.drop(keys)
+    while keys := records.left(new, sets):
+        assert len(keys) <= MOST_LEFT
+        assert keys == records.left(new, sets), "until they are deleted"
+        for key in keys:
+            del store.values[key]
+        records.adopt((), keys)
         turns += 1
-    assert turns == 2
-    assert store.load(DesiredSetRecords()) == sets | new
-    assert not any(key.startswith((LARGE + "gw", LARGE + "other")) for key in store.values)
-
-
-@pytest.mark.parametrize("rest", ["/routes/x", "/routes/", "/routes/-1", "/routes/1_0", "/routes/²", "/route/1", "/x"])
-def test_a_record_that_is_none_of_a_set_is_refused(rest: str) -> None:
-    store = Records()
-    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
-    store.values[f"{LARGE}gw{rest}"] = store.values[f"{LARGE}gw/routes/0"]
-    with pytest.raises(ShoalError, match="STATE_CORRUPT"):
-        store.load(DesiredSetRecords())
-
-
-def test_a_record_without_routes_is_refused() -> None:
-    store = Records()
-    store.commit(DesiredSetRecords().write(desired_set(MANY, 1)))
-    store.values[f"{LARGE}gw/routes/0"] = codec.dump(RouteBlock(()))
-    with pytest.raises(ShoalError, match="STATE_CORRUPT"):
-        store.load(DesiredSetRecords())
+    assert turns == 3
+    assert {*store.values} == {"desired/kept", "desired/new", "set-digests/kept", "set-digests/new"}

@@ -17,7 +17,7 @@ from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.controllers.workloads.confirmed_limits import ConfirmedLimits
-from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, LARGE, DesiredSetRecords, SetWrites
+from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, DIGESTS, LARGE, DesiredSetRecords
 from shoal.coordinator.controllers.workloads.fetches import Fetches
 from shoal.coordinator.controllers.workloads.last_plans import LastPlans
 from shoal.coordinator.controllers.workloads.memory import TrialsByNode, load_memory, memory_writes
@@ -176,7 +176,8 @@ class WorkloadsController:
 
     async def start(self) -> None:
         """Call after the documents are adopted. Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
-        self.desired.update(self._records.load(await self._store.scan(DESIRED), await self._store.scan(LARGE)))
+        stored_sets = [await self._store.scan(each) for each in (DESIRED, DIGESTS, LARGE)]
+        self.desired.update(self._records.load(*stored_sets))
         self._contents = {node: _content(desired) for node, desired in self.desired.items()}
         self._old_sets = set(self.desired)
         self._confirmed_limits.forget_all()
@@ -403,27 +404,27 @@ class WorkloadsController:
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         shared = (credentials, self.trust, self._fence.history)
         looked_at = decision.desired if shared == self._shared else {**self._contents, **decision.desired}
-        nodes = world.fleet.nodes
+        nodes, completed = world.fleet.nodes, self._records.completed(self.desired, looked_at)
+        incomplete = self._records.incomplete - completed.keys()
+        found = {node: _content(desired) for node, desired in completed.items()}
         changed = {
             node: self._next_set(node, content, shown)
             for node, content in sorted(looked_at.items())
-            if node in nodes and not self._is_unchanged(node, content, shown := credentials_of(content, credentials))
+            for shown in (credentials_of(content, credentials),)
+            if node in nodes
+            if node in incomplete or not self._is_unchanged(node, found.get(node), content, shown)
         }
         maybe_gone = self.desired if decision.is_whole else self._changed_nodes
         gone = tuple(node for node in maybe_gone if node in self.desired and node not in nodes)
-        ownerless = self._records.ownerless(self.desired, changed)
+        left = self._records.left(changed, completed, self.desired)
         puts, deletes = self._memory_writes(decision)
         writes = None
-        if changed or gone or ownerless or puts or deletes or decision.events or written.puts:
+        if changed or gone or left or puts or deletes or decision.events or written.puts:
             sets = [self._writes_of(desired, decision) for desired in changed.values()]
-            puts = {
-                **{key: value for each in sets for key, value in each.puts.items()},
-                **puts,
-                **written.puts,
-            }
+            puts = {**{key: value for each in sets for key, value in each.items()}, **puts, **written.puts}
             events = [_event(happened) for happened in decision.events]
-            deletes = (*(key for each in sets for key in each.deletes), *ownerless, *deletes, *written.deletes)
-            deletes = (*(key for node in gone for key in (DESIRED + node, *self._records.parts(node))), *deletes)
+            of_gone = (key for node in gone for key in (DESIRED + node, *self._records.parts(node)))
+            deletes = tuple(dict.fromkeys((*of_gone, *left, *deletes, *written.deletes)))
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
         contents = {node: looked_at[node] for node in changed}
         if not decision.is_whole:
@@ -431,12 +432,14 @@ class WorkloadsController:
 
         def adopt(revision: int) -> None:
             self._shared = shared
+            self.desired.update(completed)
+            self._contents.update(found)
             self._adopt_step(world, advanced, written, changed, contents, gone, now)
-            self._records.drop(ownerless)
+            self._records.adopt(completed, left)
 
         return Transition(None, writes, adopt)
 
-    def _writes_of(self, desired: DesiredSet, decision: Decision) -> SetWrites:
+    def _writes_of(self, desired: DesiredSet, decision: Decision) -> Mapping[str, bytes]:
         known = self.desired.get(desired.node)
         # The routes of a node that has nothing and subscribes to nothing follow from the tables alone.
         is_known = known is not None and not (
@@ -660,10 +663,13 @@ class WorkloadsController:
             routes_on_demand=content.routes_on_demand,
         )
 
-    def _is_unchanged(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> bool:
+    def _is_unchanged(
+        self, node: str, completed: DesiredContent | None, content: DesiredContent, credentials: tuple[Credential, ...]
+    ) -> bool:
+        """completed: the content before, where it was not known until now."""
         known = self.desired.get(node)
         return known is not None and (
-            self._contents[node] == content
+            (completed or self._contents[node]) == content
             and known.credentials == credentials
             and known.version.history == self._fence.history
             and known.trust == self.trust
