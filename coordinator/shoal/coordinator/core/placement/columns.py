@@ -14,8 +14,9 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ from shoal.coordinator.core.placement.rank import objectives, place_number, tie_
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.policies.cel import Expression, device_fields, node_fields
 from shoal.policies.resolve import RTT_LABEL
+from shoal.types.assignment import Measured
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.receipt import Receipt, RuntimeSupport
@@ -51,8 +53,10 @@ MOST_TABLES: Final = 128
 """Requests whose figures are kept, each a few figures for each kind."""
 MOST_PREPARED: Final = MOST_TABLES // 2
 """Requests whose figures are kept before a step asked for them."""
-KIND_DEVICES: Final = 32
+KIND_DEVICES: Final = 128
 """To judge a request on one kind takes as long as to look at so many devices."""
+SELECTOR_DEVICES: Final = 4
+"""The same of asking a selector about one device."""
 MOST_JUDGED_ANEW: Final = 8
 """Requests that are judged anew at once when the region learnt something, those that were asked last."""
 MOST_COLUMNS: Final = 64
@@ -67,8 +71,11 @@ MOST_DOUBTED: Final = 8
 NONE: Final = -1
 _FIGURES: Final = ("judged", "feasible", "awake", "asleep", "memory", "busy")
 """Arrays of `_Figures`, by kind."""
+_FIGURES_OF: Final[Callable[[Measured], tuple[Any, ...]]] = attrgetter(*(each.name for each in fields(Measured)))
 _OF_ROWS: Final = ("_classes", "_places", "_open", "_sleeps", "_occupied", "_admissible", "_booked")
 """Arrays of `DeviceColumns`, by row."""
+KindKey = tuple[int, tuple[object, ...]]
+"""Class of the device, and the figures of the model's measurement there; none where it was not measured."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -178,7 +185,7 @@ class _Model:
         """Of each row; NONE: it has no device, or nobody looked yet."""
         self.unknown = dict.fromkeys(devices)
         """Rows that nobody looked at yet."""
-        self.ids: dict[tuple[int, str], int] = {}
+        self.ids: dict[KindKey, int] = {}
         """Number of a kind, by class of the device and measurement."""
         self.counts: list[int] = []
         """Of each kind: its rows."""
@@ -207,22 +214,44 @@ class _Model:
             self.samples[kind] = int(np.argmax(self.kinds == kind))
         return self.samples[kind]
 
-    def put(self, row: int, key: tuple[int, str] | None) -> None:
+    def put(self, row: int, key: KindKey | None) -> None:
         """The kind of a row from now on; None: it has no device any more."""
-        kind = NONE if key is None else self.ids.setdefault(key, len(self.counts))
-        if kind == len(self.counts):
-            self.counts.append(0)
-            self.samples.append(row)
+        kind = NONE if key is None else self._number_of(key, row)
         before = int(self.kinds[row])
         if kind != before:
             self.changes += 1
         if before != NONE:
             self.counts[before] -= 1
         if kind != NONE:
-            self.version += not self.counts[kind]
-            self.counts[kind] += 1
+            self._count(kind, 1)
         self.kinds[row] = kind
         self.unknown.pop(row, None)
+
+    def put_unmeasured(self, rows: Ints, classes: Ints) -> None:
+        """The kinds of some rows that nobody looked at yet, where the model was not measured. classes: of the
+        devices."""
+        found, first, inverse, counts = np.unique(classes, return_index=True, return_inverse=True, return_counts=True)
+        kinds = [
+            self._number_of((each, ()), row) for each, row in zip(found.tolist(), rows[first].tolist(), strict=True)
+        ]
+        for kind, count in zip(kinds, counts.tolist(), strict=True):
+            self._count(kind, count)
+        self.changes += len(rows)
+        self.kinds[rows] = np.array(kinds, dtype=np.int64)[inverse]
+        for row in rows.tolist():
+            del self.unknown[row]
+
+    def _number_of(self, key: KindKey, row: int) -> int:
+        """Of a kind. row: one that becomes of it."""
+        kind = self.ids.setdefault(key, len(self.counts))
+        if kind == len(self.counts):
+            self.counts.append(0)
+            self.samples.append(row)
+        return kind
+
+    def _count(self, kind: int, rows: int) -> None:
+        self.version += not self.counts[kind]
+        self.counts[kind] += rows
 
 
 class _Selector:
@@ -432,7 +461,7 @@ class DeviceColumns:
         self._touched: set[str] = set()
         self._marked: set[str] = set()
         self._is_all_marked = True
-        self._measured: Mapping[Trial, object] = {}
+        self._measured: Mapping[Trial, Measured] = {}
         self._shared: tuple[object, ...] = ()
         self._class_count = 0
 
@@ -476,7 +505,7 @@ class DeviceColumns:
         self._is_all_marked = True
         self._nowhere.clear()
 
-    def update(self, inputs: Inputs, was_measured: Mapping[Trial, object], remeasured: Collection[str]) -> None:
+    def update(self, inputs: Inputs, was_measured: Mapping[Trial, Measured], remeasured: Collection[str]) -> None:
         """Takes over the nodes that are marked. was_measured: measurements of models before those of the inputs.
         remeasured: nodes with others since."""
         shared, scope, self.is_audited, self._audits = _shared(inputs), Scope(inputs), False, 0
@@ -612,7 +641,7 @@ class DeviceColumns:
             return Preparation.NO_ROOM
         left = most
         if require.where:
-            left -= self._look_at_selector(scope, require.where, left)
+            left -= SELECTOR_DEVICES * self._look_at_selector(scope, require.where, left // SELECTOR_DEVICES)
         for model in models:
             left -= self._look_at_model(model.variant, left)
         if left > 0:
@@ -713,10 +742,12 @@ class DeviceColumns:
         known.append((runtime, self._class_count))
         return self._class_count
 
-    def _kind_key(self, variant: str, row: int, slot: Slot) -> tuple[int, str]:
+    def _kind_key(self, variant: str, row: int, slot: Slot) -> KindKey:
         measured = self._measured.get(Trial(variant, *slot))
-        # By repr, because NaN (unknown joules) is not equal to itself.
-        return int(self._classes[row]), "" if measured is None else repr(measured)
+        if measured is None:
+            return int(self._classes[row]), ()
+        # An unknown figure (NaN) is not equal to itself.
+        return int(self._classes[row]), tuple([None if each != each else each for each in _FIGURES_OF(measured)])
 
     # -- places ------------------------------------------------------------------------------------------------------
 
@@ -1009,9 +1040,16 @@ class DeviceColumns:
             known = self._models[variant] = _Model(len(self._slots), self._rows.values())
         rows = [*islice(known.unknown, most)]
         self._changed_rows += rows
+        unmeasured, measured = list[int](), self._measured
         for row in rows:
             slot = self._slots[row]
-            known.put(row, None if slot is None else self._kind_key(variant, row, slot))
+            found = None if slot is None else measured.get(Trial(variant, *slot))
+            if slot is not None and found is None:
+                unmeasured.append(row)
+            else:
+                known.put(row, None if slot is None else self._kind_key(variant, row, slot))
+        if unmeasured:
+            known.put_unmeasured(np.array(unmeasured, dtype=np.int64), self._classes[unmeasured])
         return len(rows)
 
     def _judged(

@@ -62,10 +62,11 @@ place one."""
 
 MOST_REFRESHED: Final = 256
 """Nodes of which columns take over at once what is taken of them: 8 us each (`shoal bench placement`)."""
-MOST_PREPARED: Final = 128
-"""Devices that are looked at at once for workloads whose like is not known: 6 us each."""
-MOST_TURNS: Final = 4096
-"""Of one workload, at MOST_PREPARED: so many look at each of 100 000 devices five times."""
+MOST_PREPARED: Final = 2048
+"""Devices that are looked at at once for workloads whose like is not known: 1.6 us each where the model was measured on
+a quarter of them (5,000 devices, on a busy AMD EPYC), so that a turn takes 3 ms."""
+MOST_TURNS: Final = 1024
+"""Of one workload, at MOST_PREPARED: so many ask a selector about each of 100 000 devices five times."""
 MOST_LOOKED_AT: Final = 256
 """Workloads that are looked at for one whose like is not known: 15 us each."""
 
