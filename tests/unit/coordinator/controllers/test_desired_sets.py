@@ -47,7 +47,7 @@ class Records:
         known = sets[decided.node]
         if decided.node not in records.incomplete:
             return records, known
-        completed = records.completed(sets, {decided.node: content_of(decided)})
+        completed = records.find_complete(sets, {decided.node: content_of(decided)})
         records.adopt(completed, ())
         return records, completed.get(decided.node)
 
@@ -169,7 +169,7 @@ def test_gateways_have_the_digest_of_their_own_routes() -> None:
         store.values |= records.write(one)
     again = DesiredSetRecords()
     loaded = store.load(again)
-    assert again.completed(loaded, {name: content_of(one) for name, one in sets.items()}) == sets
+    assert again.find_complete(loaded, {name: content_of(one) for name, one in sets.items()}) == sets
 
 
 def test_a_set_with_few_routes_is_one_record() -> None:
@@ -177,9 +177,9 @@ def test_a_set_with_few_routes_is_one_record() -> None:
     for generation, count in enumerate((2 * FEW, 3, 2 * FEW), 1):
         one = desired_set(set(range(count)), generation)
         store.values |= records.write(one)
-        left = records.left({"gw": one})
+        left = records.obsolete_keys({"gw": one})
         assert left == (("set-digests/gw",) if count == 3 else ())
-        assert left == records.left({"gw": one}), "until it is deleted"
+        assert left == records.obsolete_keys({"gw": one}), "until it is deleted"
         for key in left:
             del store.values[key]
         records.adopt((), left)
@@ -193,14 +193,14 @@ def test_a_set_of_a_node_that_asks_for_routes_is_one_record() -> None:
     store.values |= records.write(desired_set(MANY, 1))
     one = replace(desired_set(MANY, 2), routes_on_demand=True)
     assert records.write(one) == {"desired/gw": codec.dump(one)}
-    assert records.left({"gw": one}) == records.parts("gw") == ("set-digests/gw",)
+    assert records.obsolete_keys({"gw": one}) == records.parts("gw") == ("set-digests/gw",)
 
 
 def test_a_digest_is_kept_until_its_set_has_its_routes() -> None:
     store = Records()
     store.values |= DesiredSetRecords().write(desired_set(MANY, 1))
     records = DesiredSetRecords()
-    assert not records.left(store.load(records))
+    assert not records.obsolete_keys(store.load(records))
 
 
 def test_records_that_nobody_needs_are_deleted_some_at_a_time() -> None:
@@ -216,9 +216,9 @@ def test_records_that_nobody_needs_are_deleted_some_at_a_time() -> None:
     new = {"new": replace(kept, node="new")}
     store.values |= records.write(new["new"])
     turns = 0
-    while keys := records.left(new, sets):
+    while keys := records.obsolete_keys(new, sets):
         assert len(keys) <= MOST_LEFT
-        assert keys == records.left(new, sets), "until they are deleted"
+        assert keys == records.obsolete_keys(new, sets), "until they are deleted"
         for key in keys:
             del store.values[key]
         records.adopt((), keys)

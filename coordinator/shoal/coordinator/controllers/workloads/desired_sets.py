@@ -110,7 +110,9 @@ class DesiredSetRecords:
         """Nodes whose set was loaded without its routes, until `adopt` has them, or another set is written."""
         return self._incomplete.keys()
 
-    def completed(self, sets: Mapping[str, DesiredSet], decided: Mapping[str, DesiredContent]) -> dict[str, DesiredSet]:
+    def find_complete(
+        self, sets: Mapping[str, DesiredSet], decided: Mapping[str, DesiredContent]
+    ) -> dict[str, DesiredSet]:
         """Incomplete sets as they were when they were written, by node, where what is decided now has the routes of
         then, and may forward to the same; for the rest of them it may decide something else."""
         found = dict[str, DesiredSet]()
@@ -148,7 +150,7 @@ class DesiredSetRecords:
         """Keys that the store may have of a node besides that of its set: to be deleted with the node."""
         return (DIGESTS + node,) if node in self._stored else ()
 
-    def left(self, *sets: Mapping[str, DesiredSet]) -> tuple[str, ...]:
+    def obsolete_keys(self, *sets: Mapping[str, DesiredSet]) -> tuple[str, ...]:
         """Keys of some records that nobody needs: of earlier versions, and digests of complete sets and of nodes that
         an older coordinator removed. sets: all that there are, by node; the first that has a node counts."""
         of_nodes = ((node, next((each[node] for each in sets if node in each), None)) for node in sorted(self._stored))

@@ -404,7 +404,7 @@ class WorkloadsController:
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         shared = (credentials, self.trust, self._fence.history)
         looked_at = decision.desired if shared == self._shared else {**self._contents, **decision.desired}
-        nodes, completed = world.fleet.nodes, self._records.completed(self.desired, looked_at)
+        nodes, completed = world.fleet.nodes, self._records.find_complete(self.desired, looked_at)
         incomplete = self._records.incomplete - completed.keys()
         found = {node: _content(desired) for node, desired in completed.items()}
         changed = {
@@ -416,7 +416,7 @@ class WorkloadsController:
         }
         maybe_gone = self.desired if decision.is_whole else self._changed_nodes
         gone = tuple(node for node in maybe_gone if node in self.desired and node not in nodes)
-        left = self._records.left(changed, completed, self.desired)
+        left = self._records.obsolete_keys(changed, completed, self.desired)
         puts, deletes = self._memory_writes(decision)
         writes = None
         if changed or gone or left or puts or deletes or decision.events or written.puts:
