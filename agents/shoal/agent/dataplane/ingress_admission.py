@@ -591,10 +591,11 @@ class CallPlace:
         self._has_left = False
 
     def hold_answer(self, size: int, payer: str = "") -> None:
-        """Charge an answer of `size` bytes while it is sent: until `release_answer`, or the place is left. Raises
-        CallRefused(OVERLOADED)."""
+        """Charge an answer of `size` bytes until it is sent (`release_answer`, or the place is left), in place of what
+        it was before. Raises CallRefused(OVERLOADED)."""
         if self._has_left:
             return  # nobody reads the answer
+        self.release_answer()
         self._answer = self._admission.hold_answer(self._held, size, payer or self._caller)
         self._answer_bytes = size
 

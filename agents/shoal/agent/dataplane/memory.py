@@ -135,6 +135,10 @@ class MessageMemory:
 
     def hold(self, payer: str, size: int) -> "MemoryCharge":
         """Charge a message of `size` bytes, until the charge is released. Raises CallRefused(OVERLOADED)."""
+        return MemoryCharge(self, payer, self.take(payer, size))
+
+    def take(self, payer: str, size: int) -> int:
+        """Of `MemoryCharge`: the bytes charged. Raises CallRefused(OVERLOADED)."""
         if not self.has_room(payer, size):
             own, total = self._by_payer[payer] // COPIES, self.held_bytes // COPIES
             found = f"{size} bytes beside {own} of this tenant and {total} of all"
@@ -143,7 +147,7 @@ class MessageMemory:
         if charge:
             self._by_payer[payer] += charge
             self.held_bytes += charge
-        return MemoryCharge(self, payer, charge)
+        return charge
 
     def hold_expected(self, caller: str, payer: str, size: int | None = None) -> "MemoryCharge":
         """Charge a message while it is read; `size` is None where its head does not say. Raises
@@ -270,6 +274,12 @@ class MemoryCharge:
         if self._charge:
             self._memory.release(self._payer, self._charge)
             self._charge = 0
+
+    def resize(self, size: int) -> None:
+        """Charge a message of `size` bytes in place of what is charged: one that fits alone still fits. Raises
+        CallRefused(OVERLOADED), and charges nothing then."""
+        self.release()
+        self._charge = self._memory.take(self._payer, size)
 
     def __enter__(self) -> None:
         pass

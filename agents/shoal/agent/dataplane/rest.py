@@ -23,6 +23,7 @@ from shoal.agent.dataplane.conversion import Conversions
 from shoal.agent.dataplane.grpc_methods import NO_CUDA_SHARED_MEMORY, NO_REPOSITORY_CONTROL
 from shoal.agent.dataplane.ingress_admission import CallPlace, IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
+from shoal.agent.dataplane.memory import MemoryCharge
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.rest_documents import (
     config_document,
@@ -176,6 +177,24 @@ def make_request(
     return RestRequest(method, path, headers, call, expires_at, client.error, carrier)
 
 
+@dataclass(slots=True)
+class _Generation:
+    """A request of `generate` or `generate_stream`, ready to run."""
+
+    # The serialized ModelInferRequest; empty once it was taken.
+    message: bytes
+    # Of its call, until the response is sent.
+    place: CallPlace
+    # Who is charged for its memory.
+    payer: str
+    # For the message.
+    charge: MemoryCharge
+
+    def take_message(self) -> bytes:
+        taken, self.message = self.message, b""
+        return taken
+
+
 class RestMethods:
     """Every method of a data port over REST."""
 
@@ -276,12 +295,16 @@ class RestMethods:
         if body is None:
             async with self._admission.read_slot(caller, body_deadline_s(MAX_MESSAGE), size, payer):
                 body = await _read_body(request, MAX_MESSAGE)
-        with self._admission.hold_request(caller, len(body), payer):
+        charge = self._admission.hold_request(caller, len(body), payer)
+        with charge:
             header_length = _whole_number(request.headers, _LENGTH_HEADER)
             steps = tensors.convert_request(name, _version(request), body, header_length)
             message, wanted = await self._conversions.run(caller, len(body), steps)
+            del steps, body
+            charge.resize(len(message))
             answer = await self._answer_message(request, message)
-            del message, steps, body
+            del message
+        place.hold_answer(len(answer), payer)  # it may wait for its conversion
         shown = tensors.convert_response(answer, wanted)
         content, json_length = await self._conversions.run(caller, len(answer), shown)
         place.hold_answer(len(content), payer)
@@ -324,19 +347,17 @@ class RestMethods:
                 raise _no_such_path(method, request.path)
 
     async def _generate(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
-        message, place, payer = await self._generate_request(request, name, held)
-        text = await self._generated_answer(request, message, place, payer)
+        text = await self._generated_answer(request, await self._generate_request(request, name, held))
         return RestResponse(200, text, {"content-type": "application/json"})
 
     async def _generate_stream(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
         """A request that cannot be run is refused as any other; a failure of its run is an event."""
-        message, place, payer = await self._generate_request(request, name, held)
+        generation = await self._generate_request(request, name, held)
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return RestResponse(200, b"", headers, self._events(request, message, place, payer))
+        return RestResponse(200, b"", headers, self._events(request, generation))
 
-    async def _generate_request(self, request: RestRequest, name: str, held: ExitStack) -> tuple[bytes, CallPlace, str]:
-        """(serialized ModelInferRequest, the call's place, its payer). The place and the request's memory are held
-        until the response is sent."""
+    async def _generate_request(self, request: RestRequest, name: str, held: ExitStack) -> _Generation:
+        """`held` gets the call's place, and the message's charge, which may be released before."""
         payer = self._service.admit(request.call)
         caller = request.call.caller
         place = held.enter_context(self._admission.call(caller))
@@ -345,24 +366,27 @@ class RestMethods:
         size = _declared_bytes(request, most)
         async with self._admission.read_slot(caller, body_deadline_s(most), size, payer):
             body = await _read_body(request, most)
-        held.enter_context(self._admission.hold_request(caller, len(body), payer))
+        charge = self._admission.hold_request(caller, len(body), payer)
+        held.enter_context(charge)
         described = await self._service.model_metadata(request.call_now(), name, _version(request))
         steps = generate.convert_request(described, _version(request), body)
-        return await self._conversions.run(caller, len(body), steps), place, payer
+        message = await self._conversions.run(caller, len(body), steps)
+        charge.resize(len(message))
+        return _Generation(message, place, payer, charge)
 
-    async def _generated_answer(self, request: RestRequest, message: bytes, place: CallPlace, payer: str) -> bytes:
-        answer = await self._service.infer(request.call_now(), message)
+    async def _generated_answer(self, request: RestRequest, asked: _Generation) -> bytes:
+        answer = await self._service.infer(request.call_now(), asked.take_message())
+        asked.charge.release()
+        asked.place.hold_answer(len(answer), asked.payer)  # it may wait for its conversion
         steps = generate.convert_response(answer)
         text = await self._conversions.run(request.call.caller, len(answer), steps)
-        place.hold_answer(len(text), payer)
+        asked.place.hold_answer(len(text), asked.payer)
         return text
 
-    async def _events(
-        self, request: RestRequest, message: bytes, place: CallPlace, payer: str
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, request: RestRequest, asked: _Generation) -> AsyncGenerator[bytes, None]:
         """One event for each answer; a failure is the last one."""
         try:
-            yield generate.event(await self._generated_answer(request, message, place, payer))
+            yield generate.event(await self._generated_answer(request, asked))
         except ShoalError as error:
             drop_tracebacks(error)
             yield generate.error_event(error.refusal, retry_after_s(error))
