@@ -6,8 +6,10 @@ Steps of sessions are in `sessions`.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 from shoal.agent.core import routing
 from shoal.agent.core.crashes import CRASH_REFUSAL, is_second_crash
@@ -30,6 +32,10 @@ from shoal.agent.ports import AgentClock
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.units import Seconds
+
+FORWARD_TURN_S: Final = 1.0
+"""Seconds that a step keeps its turn while another front has it: there it may wait for a lease or a worker, which this
+front does not see. One whose model takes longer is bounded by its payer's share of the connection."""
 
 
 class RequestDispatcher:
@@ -75,6 +81,8 @@ class RequestDispatcher:
         try:
             # Before its turn: a request that waits for a load must keep none from others.
             route = await self._wake(route, flight)
+            if flight.step is not None:
+                return await self._answer_step(route, flight, flight.step)
             if not self.turns.enter(flight):
                 await self.turns.wait(flight)
             try:
@@ -91,10 +99,8 @@ class RequestDispatcher:
         return await self.wakes.wait(route, flight.caller, flight.expires_at)
 
     async def answer_in_turn(self, route: Route, flight: InFlightRequest) -> bytes:
-        """Answer a request inside whose turn it is. Raises ShoalError: the last attempt's, once no other replica is
-        left."""
-        if flight.step is not None:
-            return await self._answer_step(route, flight, flight.step)
+        """Answer a request inside whose turn it is, and that is no step. Raises ShoalError: the last attempt's, once no
+        other replica is left."""
         return await self._try_replicas(self._attempts(route, flight), flight)
 
     def _attempts(self, route: Route, flight: InFlightRequest) -> RequestAttempts:
@@ -175,13 +181,17 @@ class RequestDispatcher:
                 return answer
 
     async def _step_at(self, picked: Endpoint, key: SequenceKey, step: SessionStep, flight: InFlightRequest) -> bytes:
+        """Its turn lasts while it runs. While it waits for the session's earlier steps, a lease or a worker, which may
+        be long, it must keep none from others."""
         if picked.kind is not EndpointKind.LOCAL:
-            left = Seconds(flight.expires_at - self._clock.now())
-            return await self._attempt(picked, flight, left, flight.request)
+            async with self._step_turn(flight, FORWARD_TURN_S):
+                left = Seconds(flight.expires_at - self._clock.now())
+                return await self._attempt(picked, flight, left, flight.request)
 
         async def run(assignment: str, request: bytes) -> bytes:
             try:
-                return await self._attempt_guarded(replace(picked, assignment=assignment), flight, request)
+                async with self._step_turn(flight):
+                    return await self._attempt_guarded(replace(picked, assignment=assignment), flight, request)
             except AttemptFailed as error:
                 if routing.fault_of(error.code) is AttemptFault.CRASH and is_second_crash(flight):
                     self.router.block_if_to_blame(flight, self._clock.now())
@@ -189,6 +199,20 @@ class RequestDispatcher:
                 raise
 
         return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires_at, run)
+
+    @asynccontextmanager
+    async def _step_turn(self, flight: InFlightRequest, at_most_s: float | None = None) -> AsyncIterator[None]:
+        """The turn of one attempt of a step, for `at_most_s`. Raises ShoalError(DEADLINE_EXCEEDED)."""
+        if not self.turns.enter(flight, self._clock.now()):
+            await self.turns.wait(flight)
+        with ExitStack() as turn:
+            turn.callback(self.turns.leave, flight)
+            if flight.expires_at <= self._clock.now():
+                raise ShoalError(DEADLINE_REFUSAL)
+            if at_most_s is not None:
+                timer = asyncio.get_running_loop().call_later(at_most_s, turn.close)
+                turn.callback(timer.cancel)
+            yield
 
     def _first_endpoint(
         self, route: Route, key: SequenceKey, tried: frozenset[str] = frozenset()

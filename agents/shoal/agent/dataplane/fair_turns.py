@@ -61,12 +61,13 @@ class FairTurns:
         """Weights by payer."""
         self._queue.configure(weights)
 
-    def enter(self, flight: InFlightRequest) -> bool:
-        """Whether it goes on at once; otherwise it is to `wait`, or to `begin_wait`."""
+    def enter(self, flight: InFlightRequest, now: Elapsed | None = None) -> bool:
+        """Whether it goes on at once; otherwise it is to `wait`, or to `begin_wait`. `now`: by default when it
+        arrived."""
         if not flight.caller.is_ingress:
             self._queue.force(flight.payer)
             return True
-        payer, now = flight.payer, flight.arrived_at
+        payer, now = flight.payer, flight.arrived_at if now is None else now
         return self._queue.enter(payer, now) or (self._resize(now) and self._queue.enter(payer, now))
 
     def _resize(self, now: Elapsed) -> bool:
