@@ -228,7 +228,8 @@ class FrontSessions:
         self.event_counts[SessionEvent.BEGUN] += ready.state is None
         self.event_counts[SessionEvent.ENDED] += step.end
         self._table.put(key, ran)
-        self._table.notify()
+        if self._table.replicas[name].handover is not None:  # by now
+            self._table.notify()  # only a hand-over waits for steps; it would wake all that wait for anything
         return shown
 
     async def _run_with_replay(self, name: str, request: bytes, until: Elapsed, run: Runner) -> bytes:

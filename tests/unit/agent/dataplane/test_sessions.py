@@ -285,6 +285,61 @@ async def test_sessions_that_hang_hold_up_no_others(pair: Pair) -> None:
     await until(lambda: (old.count(), pair.new.count()) == (0, 40), WAIT_S, "all to be there")
 
 
+def count_waits(front: Front) -> Callable[[], int]:
+    """How many times something at the front waits for a change from now on."""
+    waits = 0
+    table = front.sessions._table
+    wait_for_change = table.wait_for_change
+
+    async def count(end: Elapsed | None = None) -> bool:
+        nonlocal waits
+        waits += 1
+        return await wait_for_change(end)
+
+    table.wait_for_change = count  # type: ignore[method-assign]
+    return lambda: waits
+
+
+async def test_a_step_that_ends_wakes_nobody_who_waits_for_something_else(pair: Pair) -> None:
+    other = WorkloadKey("shop", "slow")
+    loads = StatefulReplica("b-1", other, STATE)
+    keeper = StatefulReplica(OLD, WORKLOAD, STATE)
+    workers = [LocalWorker(OLD, WORKLOAD, "/socket", "1")]
+    sessions = pair.old.sessions
+    sessions.configure((keeper, loads), workers)
+    waits = count_waits(pair.old)
+    until_ = Elapsed(SystemClock().now() + CALL_S)
+    step, request = SessionStep("t", b"t", True, False), oip.ModelInferRequest(model_name="slow").SerializeToString()
+    waiting = asyncio.create_task(sessions.step(SequenceKey(other, "1"), step, request, "b-1", until_, pair.old.run))
+    await until(lambda: waits() == 1, WAIT_S, "it to wait for its worker")
+    for number in range(5):
+        await pair.old.step("7", f"t{number}", start=not number)
+        await asyncio.wait([waiting], timeout=0.01)
+    assert waits() == 1
+    sessions.configure((keeper, loads), [*workers, LocalWorker("b-1", other, "/socket", "1")])
+    await waiting
+
+
+async def test_a_session_that_begins_during_a_move_is_handed_over(pair: Pair) -> None:
+    may_run = asyncio.Event()
+
+    class Slow(Front):
+        async def run(self, assignment: str, request: bytes) -> bytes:
+            await may_run.wait()
+            return await super().run(assignment, request)
+
+    fronts = {"new": pair.new}
+    old = fronts["old"] = Slow("old", OLD, fronts)
+    first = asyncio.create_task(old.step("7", "t1", start=True))
+    await until(lambda: old.sessions._table._beginning, WAIT_S, "the first step to run")
+    waits = count_waits(old)
+    Pair(old, pair.new).hand()
+    await until(lambda: waits() == 1, WAIT_S, "the move to find no session, and to wait")
+    may_run.set()
+    assert await first == 0
+    await until(lambda: (old.count(), pair.new.count()) == (0, 1), WAIT_S, "it to be there")
+
+
 async def test_a_session_does_not_go_to_a_replica_of_the_node_that_keeps_none(pair: Pair) -> None:
     await pair.old.step("7", "t1", start=True)
     pair.old.configure(Handover("m-1", "a-none", "old", "10.0.0.1:1"))
