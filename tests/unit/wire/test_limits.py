@@ -106,8 +106,8 @@ def test_the_reference_of_limits_is_true() -> None:
         "connections at a front's data port, and of one address there (of IPv6: of one /64)": (
             f"{limits.DATA_CONNECTIONS:,}, {data_port.CONNECTIONS_PER_ADDRESS:,}"
         ),
-        f"pieces of a body over HTTP/1.1 (chunks), beyond the first {http1.FREE_PIECES:,}": (
-            f"{http1.LEAST_PIECE} bytes on average"
+        f"pieces of a body over HTTP (chunks, frames), beyond the first {rest.FREE_PIECES:,}": (
+            f"{rest.LEAST_PIECE} bytes on average"
         ),
         "silence over HTTP/1.1 there: before the first request, between two": (
             f"{http1.HEAD_TIMEOUT_S:g} s, {http1.IDLE_TIMEOUT_S:g} s"

@@ -19,6 +19,7 @@ from shoal.agent.dataplane.rest import (
     RestRequest,
     RestResponse,
     body_deadline_s,
+    check_pieces,
     make_request,
     reason_of,
     refusal_response,
@@ -36,10 +37,6 @@ HEAD_TIMEOUT_S: Final = Seconds(10.0)
 """Seconds to the first request's first byte, and for a request's head."""
 IDLE_TIMEOUT_S: Final = Seconds(75.0)
 """Seconds from one request to the next."""
-FREE_PIECES: Final = 1024
-LEAST_PIECE: Final = 64
-"""Bytes of a body's pieces (chunks, or what arrives at once), on average, beyond the first ones: each takes as long as
-some hundred bytes."""
 TAKEN_AT_ONCE: Final = 2**20
 """Bytes of a body that its reader waits for, where so many are to come. A body that is no larger is not copied."""
 SEND_TIMEOUT_S: Final = Seconds(60.0)
@@ -243,7 +240,7 @@ class _Connection(ByteStream):
             wanted = min(self._unread, TAKEN_AT_ONCE)
             while len(self.content) < wanted:
                 have = received + len(self.content)
-                _check_pieces(self.arrivals - before, have)
+                check_pieces(self.arrivals - before, have)
                 try:
                     is_open = await self.more(Seconds(start + body_deadline_s(have) - self._loop.time()), wanted)
                 except TimeoutError as error:
@@ -271,7 +268,7 @@ class _Connection(ByteStream):
             elif isinstance(event, h11.Data):
                 received += len(event.data)
                 pieces += 1
-                _check_pieces(pieces, received)
+                check_pieces(pieces, received)
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 return
@@ -373,12 +370,6 @@ def head_of(at: int, headers: Mapping[str, str]) -> bytes:
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
         raise ValueError(f"a line's end in a header of {headers!r:.200}")
     return head
-
-
-def _check_pieces(pieces: int, received: int) -> None:
-    """Raises ShoalError(INVALID_ARGUMENT)."""
-    if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
-        raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
 
 
 def _too_slow() -> ShoalError:

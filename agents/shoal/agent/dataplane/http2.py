@@ -1,7 +1,6 @@
 """REST over HTTP/2 at a data port: requests that are none of gRPC, each on a stream of its own."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from typing import Final
@@ -13,6 +12,7 @@ from shoal.agent.dataplane.rest import (
     RestRequest,
     RestResponse,
     body_deadline_s,
+    check_pieces,
     make_request,
     refusal_response,
 )
@@ -53,7 +53,10 @@ class RestStream:
         self._server = server
         self._session = session
         self._stream = stream
-        self._chunks: deque[bytes] = deque()
+        self._body = bytearray()
+        """What has arrived of its body and is not read yet. Many small frames are no larger here than one."""
+        self._pieces = 0
+        """Frames of its body that have arrived."""
         self._change = asyncio.Event()
         """Set when data has arrived, or the stream's end."""
         self._held = ExitStack()
@@ -117,17 +120,16 @@ class RestStream:
         if self._stream.is_remote_open:
             return None
         self.is_taken_up = True
-        body = bytearray().join(self._chunks)
-        self._chunks.clear()
-        return body
+        check_pieces(self._pieces, len(self._body))
+        return self._take()
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncIterator[bytearray]:
         loop = self._session.loop
         start, received = loop.time(), 0
         self._widen(BODY_WINDOW - self._stream.receive_window)
         while True:
-            while self._chunks:
-                data = self._chunks.popleft()
+            check_pieces(self._pieces, received + len(self._body))
+            while data := self._take():
                 received += len(data)
                 self._widen(len(data))
                 yield data
@@ -138,6 +140,10 @@ class RestStream:
             if not await wait_or_timeout(self._change, start + body_deadline_s(received) - loop.time()):
                 found = "a request that does not arrive"
                 raise refuse(Code.TOO_SLOW, found, "bytes in time", "send it faster")
+
+    def _take(self) -> bytearray:
+        taken, self._body = self._body, bytearray()
+        return taken
 
     def _widen(self, size: int) -> None:
         self._session.connection.widen(self._stream, size)
@@ -150,7 +156,8 @@ class RestStream:
 
     def on_data(self, data: memoryview) -> None:
         if data:
-            self._chunks.append(bytes(data))
+            self._pieces += 1
+            self._body += data
         self._change.set()
 
     def on_sent(self) -> None:

@@ -57,6 +57,10 @@ BODY_GRACE_S: Final = 10.0
 BODY_RATE: Final = 128 * 2**10
 """Bytes per second below which a body counts as too slow, once the grace is over."""
 _LENGTH_HEADER: Final = "inference-header-content-length"
+FREE_PIECES: Final = 1024
+LEAST_PIECE: Final = 64
+"""Bytes of a body's pieces (chunks, frames, or what arrives at once), on average, beyond the first ones: each takes as
+long as some hundred bytes."""
 _DEADLINE_HEADER: Final = "shoal-deadline-ms"
 
 T = TypeVar("T")
@@ -77,11 +81,12 @@ class RequestCarrier(Protocol):
         ...
 
     def whole_body(self) -> bytearray | None:
-        """The body, if all of it has arrived; else None."""
+        """The body, if all of it has arrived; else None. Raises ShoalError(INVALID_ARGUMENT)."""
         ...
 
     def body(self) -> AsyncIterator[bytes | bytearray]:
-        """The body as it arrives. Raises ShoalError(TOO_SLOW) once it is behind `body_deadline_s`, ClientGone."""
+        """The body as it arrives. Raises ShoalError(TOO_SLOW) once it is behind `body_deadline_s`,
+        ShoalError(INVALID_ARGUMENT), ClientGone."""
         ...
 
     def on_admitted(self) -> None:
@@ -129,6 +134,12 @@ class RestResponse:
 def body_deadline_s(received: int) -> Seconds:
     """Seconds from a body's start by which more than `received` bytes of it must have arrived."""
     return Seconds(BODY_GRACE_S + received / BODY_RATE)
+
+
+def check_pieces(pieces: int, received: int) -> None:
+    """Of a body. Raises ShoalError(INVALID_ARGUMENT)."""
+    if pieces > FREE_PIECES and received < pieces * LEAST_PIECE:
+        raise invalid(f"{pieces} pieces of {received} bytes", "larger chunks")
 
 
 @dataclass(frozen=True, slots=True)
