@@ -70,7 +70,7 @@ class SessionSnapshot:
     token: str
     # SHA-256 of the last step's request.
     request_sha256: bytes
-    # Answer of the last step; empty where it is too large to keep.
+    # Answer of the last step; empty where it is too large to keep, or there was no room for it.
     answer: bytes
     # Ended by its client. It is kept for a while, so that a repeated last step can be answered.
     is_ended: bool = False
@@ -180,7 +180,7 @@ def decide_step(
 
 def _decide_owned(snapshot: SessionSnapshot, step: SessionStep) -> RunStep | ReplayAnswer | Refusal:
     if _is_last(step, snapshot) and not snapshot.answer:
-        found = "the last step again, whose answer was too large to keep"
+        found = "the last step again, whose answer was not kept"
         return Refusal(Code.SESSION_STEP, found, f"step {snapshot.step + 1}", "go on with the next step, or begin anew")
     if _is_last(step, snapshot):
         return ReplayAnswer(snapshot.answer)
@@ -322,9 +322,9 @@ def release(entry: OwnedSession, to: Handover, now: Elapsed) -> MovedSession:
 class SessionLimits:
     """Limits of one front."""
 
-    # Sessions of all tenants.
+    # Sessions of all tenants that have not ended; as many that have are kept.
     max_sessions: int = 4096
-    # Sessions of one tenant.
+    # Sessions of one tenant, in the same way.
     per_tenant: int = 2048
     # Bytes of state and last answers, all tenants.
     total_bytes: int = 256 * 2**20

@@ -1,10 +1,10 @@
 """What a front knows of each session, the room that sessions take, and the turns of their steps."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -23,7 +23,7 @@ from shoal.agent.dataplane.transport import CallRefused
 from shoal.agent.metrics import SessionEvent
 from shoal.agent.ports import AgentClock, StatefulReplica
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.units import Elapsed, Seconds
 
 _log = structlog.get_logger(__name__)
@@ -89,6 +89,9 @@ class SessionTable:
         self._entries: dict[SequenceKey, SessionEntry] = {}
         self._bytes: Counter[str] = Counter()
         """Bytes of each tenant's sessions."""
+        self._ended: dict[str, OrderedDict[SequenceKey, None]] = {}
+        """Sessions that ended here and are kept to answer a repeated last step, by tenant, the oldest first. They take
+        no room from others: as many are kept as may be open, and they give way where their bytes are missing."""
         self._beginning: set[SequenceKey] = set()
         self._change = asyncio.Event()
 
@@ -105,8 +108,18 @@ class SessionTable:
         return self._entries.get(key)
 
     def put(self, key: SequenceKey, entry: SessionEntry) -> None:
-        self._bytes[key.workload.tenant] += _size(entry) - _size(self._entries.get(key))
+        tenant = key.workload.tenant
+        self._bytes[tenant] += _size(entry) - _size(self._entries.get(key))
         self._entries[key] = entry
+        self._unlist_ended(key)
+        if not _has_ended(entry):
+            return
+        own = self._ended.setdefault(tenant, OrderedDict())
+        own[key] = None
+        if len(own) > self.limits.per_tenant:
+            self._drop_ended(tenant)
+        elif sum(map(len, self._ended.values())) > self.limits.max_sessions:
+            self._drop_ended(max(self._ended, key=lambda each: len(self._ended[each])))
 
     def lose_all(self, why: str) -> None:
         """All sessions of this front have ended, also idle ones."""
@@ -133,6 +146,21 @@ class SessionTable:
 
     def _forget(self, key: SequenceKey) -> None:
         self._bytes[key.workload.tenant] -= _size(self._entries.pop(key, None))
+        self._unlist_ended(key)
+
+    def _unlist_ended(self, key: SequenceKey) -> None:
+        own = self._ended.get(key.workload.tenant)
+        if own is not None:
+            own.pop(key, None)
+            if not own:
+                del self._ended[key.workload.tenant]
+
+    def _drop_ended(self, tenant: str) -> bool:
+        """Forget the tenant's oldest session that has ended, and that no step asks for. False where there is none."""
+        oldest = next((key for key in self._ended.get(tenant, ()) if not self.turns.is_busy(key)), None)
+        if oldest is not None:
+            self._forget(oldest)
+        return oldest is not None
 
     def _lose(self, key: SequenceKey, why: str) -> None:
         self._forget(key)
@@ -147,7 +175,7 @@ class SessionTable:
         if ready.state is not None:
             yield
             return
-        here = {each for each, entry in self._entries.items() if not isinstance(entry, MovedSession)}
+        here = {each for each, entry in self._entries.items() if _takes_place(entry)}
         others = (here | self._beginning) - {key}
         mine = sum(each.workload.tenant == key.workload.tenant for each in others)
         refusal = sequences.check_room(len(others), mine, self._bytes.total(), self.limits)
@@ -159,13 +187,39 @@ class SessionTable:
         finally:
             self._beginning.discard(key)
 
+    def fit(self, key: SequenceKey, snapshot: SessionSnapshot) -> SessionSnapshot:
+        """The session as it is kept: without its last answer, where there is only room for its state. So one that ends
+        is never refused. Raises as `check_size`."""
+        try:
+            self.check_size(key, snapshot)
+        except CallRefused as refused:
+            if refused.code is not Code.OVERLOADED:
+                raise
+            snapshot = replace(snapshot, answer=b"")
+            self.check_size(key, snapshot)
+        return snapshot
+
     def check_size(self, key: SequenceKey, snapshot: SessionSnapshot) -> None:
-        """Raises ShoalError(SESSION_INVALID), CallRefused."""
+        """Sessions that have ended give way. Raises CallRefused(SESSION_INVALID | OVERLOADED)."""
+        while (refusal := self._refuse_size(key, snapshot)) is not None:
+            if refusal.code is not Code.OVERLOADED:
+                raise CallRefused(refusal, None)
+            if not self._drop_ended(self._most_in_the_way(key, snapshot)):
+                raise CallRefused(refusal, Seconds(1.0))
+
+    def _refuse_size(self, key: SequenceKey, snapshot: SessionSnapshot) -> Refusal | None:
         known, tenant = _size(self._entries.get(key)), key.workload.tenant
         of_tenant, of_all = self._bytes[tenant] - known, self._bytes.total() - known
-        refusal = sequences.check_size(snapshot.size, of_tenant, of_all, self.limits)
-        if refusal is not None:
-            raise CallRefused(refusal, Seconds(1.0) if refusal.code is Code.OVERLOADED else None)
+        return sequences.check_size(snapshot.size, of_tenant, of_all, self.limits)
+
+    def _most_in_the_way(self, key: SequenceKey, snapshot: SessionSnapshot) -> str:
+        """The tenant whose sessions that ended give way first: this one where its own bytes are the limit, else of
+        those with any the one that holds most."""
+        tenant = key.workload.tenant
+        own = self._bytes[tenant] - _size(self._entries.get(key)) + snapshot.size
+        if own > self.limits.tenant_bytes:
+            return tenant
+        return max(self._ended, key=lambda each: self._bytes[each], default=tenant)
 
     # changes
 
@@ -178,6 +232,15 @@ class SessionTable:
         """Wait for any change. Returns False at `end`."""
         left = None if end is None else max(0.0, end - self._clock.now())
         return await wait_or_timeout(self._change, left)
+
+
+def _has_ended(entry: SessionEntry) -> bool:
+    return isinstance(entry, OwnedSession) and entry.snapshot.is_ended
+
+
+def _takes_place(entry: SessionEntry) -> bool:
+    """Whether it is one of the sessions that a front may have at once."""
+    return not isinstance(entry, MovedSession) and not _has_ended(entry)
 
 
 def _is_at(entry: SessionEntry, assignment: str) -> bool:

@@ -7,6 +7,7 @@ node lost meanwhile.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -223,7 +224,7 @@ class FrontSessions:
         )  # a session that used the name before this one
         if name not in self._table.replicas or not (now_known is known or overtaken):
             raise ShoalError(sequences.lost_session_refusal("its replica was taken away while it ran"))
-        self._table.check_size(key, ran.snapshot)
+        ran = replace(ran, snapshot=self._table.fit(key, ran.snapshot))
         self.event_counts[SessionEvent.RUN] += 1
         self.event_counts[SessionEvent.BEGUN] += ready.state is None
         self.event_counts[SessionEvent.ENDED] += step.end

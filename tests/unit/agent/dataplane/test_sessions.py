@@ -247,6 +247,48 @@ async def test_a_large_answer_is_not_kept_and_its_step_not_run_again(pair: Pair)
     assert pair.old.runs == 2
 
 
+async def test_sessions_that_ended_take_no_place_from_others() -> None:
+    front = Front("small", OLD, {}, SessionLimits(max_sessions=4, per_tenant=3))
+    for number in range(10):
+        await front.step(str(number), "t1", start=True, end=True)
+    for number in range(10, 13):
+        await front.step(str(number), "t1", start=True)
+    with pytest.raises(ShoalError, match="OVERLOADED"):
+        await front.step("13", "t1", start=True)
+    runs = front.runs
+    for number in range(7, 10):
+        await front.step(str(number), "t1", start=True, end=True)
+    assert front.runs == runs, "the last ones are kept, and answered again"
+    assert len(front.sessions._table._entries) == 6
+    assert front.count() == 3
+
+
+async def test_sessions_that_ended_take_no_bytes_from_others() -> None:
+    front = Front("small", OLD, {}, SessionLimits(tenant_bytes=1000), answer_bytes=300)
+    for number in range(3):
+        await front.step(str(number), "t1", start=True, end=True)
+    front.shape = (700,)
+    front.answer_bytes = 100
+    await front.step("new", "t1", start=True)
+    assert front.sessions._table._bytes.total() <= 1000
+    front.runs = 0
+    await front.step("new", "t1", start=True)
+    assert front.runs == 0, "its answer is kept; what ended gave way"
+
+
+async def test_a_session_ends_where_there_is_no_room_for_its_answer() -> None:
+    front = Front("small", OLD, {}, SessionLimits(tenant_bytes=1000), answer_bytes=300)
+    for number in range(2):
+        await front.step(str(number), "t1", start=True)
+    front.answer_bytes = 2000
+    assert await front.step("0", "t2") == 1, "it has room for its state"
+    with pytest.raises(ShoalError, match="SESSION_STEP"):
+        await front.step("0", "t2")
+    assert await front.step("0", "t3", end=True) == 2
+    assert front.count() == 1
+    assert front.runs == 4
+
+
 async def test_first_steps_that_run_count_as_sessions(pair: Pair) -> None:
     front = Front("small", OLD, {}, SessionLimits(max_sessions=2))
     steps = (front.step(str(number), "t1", start=True) for number in range(4))
