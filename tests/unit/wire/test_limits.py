@@ -212,7 +212,9 @@ def test_the_reference_of_limits_is_true() -> None:
         "calls of a port that wait for news (health), of all callers and of one": (
             f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
         ),
-        "calls of one caller at a front, and streams": f"{ingress.CALLS_PER_CALLER}, {ingress.STREAMS_PER_CALLER}",
+        "calls of one caller at a front, and streams; calls of one tenant": (
+            f"{ingress.CALLS_PER_CALLER}, {ingress.STREAMS_PER_CALLER}; {ingress.CALLS_PER_PAYER:,}"
+        ),
         "requests of several tenants that go on to replicas at once, beside those in transit over long RTTs; "
         "beyond, by the tenants' weights": (
             f"{AdmissionLimits().slots}; a tenant within its part of these, or alone, goes on at once"

@@ -14,7 +14,7 @@ from shoal.agent.dataplane import grpc_health, reflection
 from shoal.agent.dataplane.compression import expand, expanded_size
 from shoal.agent.dataplane.exchange import Exchange
 from shoal.agent.dataplane.grpc_call import DirectCall, GrpcCall
-from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission, MessagePlace
+from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, CallPlace, IngressAdmission, MessagePlace
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -203,7 +203,7 @@ class GrpcMethods:
         async def handle(call: InboundCall, exchange: Exchange) -> None:
             known = call.identity is not None or not anonymous
             address = exchange.call.peer.rpartition(":")[0]
-            with self.admission.call(call.caller) if known else self.admission.anonymous(address):
+            with self._begin_call(call) if known else self.admission.anonymous(address):
                 await exchange.send(answer(call))
 
         def answer_now(carried: DirectCall, _: bytes) -> bool:
@@ -228,7 +228,7 @@ class GrpcMethods:
         caller."""
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
-            with self.admission.call(call.caller):
+            with self._begin_call(call):
                 request = await self._read_small(call, exchange)
                 await exchange.send(await answer(call, parse(kind, _require_message(request), SMALL_LIMITS)))
 
@@ -246,6 +246,10 @@ class GrpcMethods:
 
         return self._streaming(handle)
 
+    def _begin_call(self, call: InboundCall, *, stream: bool = False) -> CallPlace:
+        """The place of a call that is no inference. Raises CallRefused(OVERLOADED)."""
+        return self.admission.call(call.caller, self._service.payer_of(call) or "", stream=stream)
+
     async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
         """Read the next message of a method with small requests; None at the end of the call. Inside
         `IngressAdmission.call`.
@@ -259,7 +263,7 @@ class GrpcMethods:
     async def _reflect(self, call: InboundCall, exchange: Exchange) -> None:
         """Answer reflection requests in order, until the caller ends the stream or is no longer authorized."""
         self._service.server_ready(call)
-        with self.admission.call(call.caller, stream=True):
+        with self._begin_call(call, stream=True):
             while (request := await self._read_small(call, exchange)) is not None:
                 asked = parse(reflection_pb2.ServerReflectionRequest, request, SMALL_LIMITS)
                 self._service.server_ready(call)
@@ -267,7 +271,7 @@ class GrpcMethods:
 
     async def _watch_health(self, call: InboundCall, exchange: Exchange) -> None:
         self._service.server_ready(call)
-        with self.admission.call(call.caller):
+        with self._begin_call(call):
             request = await self._read_small(call, exchange)
         asked = parse(health_pb2.HealthCheckRequest, _require_message(request), SMALL_LIMITS)
         async with self.admission.watch(call.caller):
@@ -343,7 +347,7 @@ class GrpcMethods:
             if direct is None:
                 return False
             caller, payer = call.caller, direct.payer
-            place = self.admission.call(caller)
+            place = self.admission.call(caller, payer)
         except ShoalError:
             return False
         try:
@@ -378,7 +382,7 @@ class GrpcMethods:
         call = self.inbound_call(carried)
         caller = call.caller
         payer = method.admit(call) or caller
-        place = self.admission.call(caller)
+        place = self.admission.call(caller, payer)
         carried.add_done_callback(place.leave)  # when the caller has read the answer
         request = await self._read_whole(carried, call, payer)
         size = expanded_size(request, MAX_MESSAGE)
@@ -421,7 +425,7 @@ class GrpcMethods:
         continues. Raises MessageTooLarge, ShoalError."""
         call = self.inbound_call(carried)
         payer = self._service.admit(call)
-        with self.admission.call(call.caller, stream=True) as place:
+        with self.admission.call(call.caller, payer, stream=True) as place:
             while True:
                 async with self.admission.stream_read(call.caller):
                     request = await carried.read(MAX_MESSAGE)

@@ -23,6 +23,8 @@ READ_SLOTS_PER_CALLER: Final = 8
 CALLS: Final = 2048
 """Concurrent calls of all authenticated callers."""
 CALLS_PER_CALLER: Final = 512
+CALLS_PER_PAYER: Final = 3 * CALLS // 4
+"""A tenant may have many credentials: what it leaves is as many as one other caller may have."""
 ANONYMOUS_CALLS: Final = 256
 """Concurrent calls of all unauthenticated callers; they do not count in CALLS."""
 ANONYMOUS_PER_ADDRESS: Final = 64
@@ -308,32 +310,43 @@ class IngressAdmission:
         self._small_slots = _ReadSlots(READ_SLOTS)
         self._limits = ReadLimits()
         self._calls = 0
+        self._by_payer: Counter[str] = Counter()
+        """Open calls of each payer that is known."""
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
         """Watches by caller, the oldest first."""
 
-    def call(self, caller: str, *, stream: bool = False) -> "CallPlace":
-        """Count one call, from its head until it leaves its place: at the last byte of its answer. Raises
-        CallRefused(OVERLOADED)."""
+    def call(self, caller: str, payer: str = "", *, stream: bool = False) -> "CallPlace":
+        """Count one call, from its head until it leaves its place: at the last byte of its answer. `payer`: empty where
+        it is not known. Raises CallRefused(OVERLOADED)."""
         held = self._usage.get(caller)
         if held is None:
             held = self._usage[caller] = CallerUsage()
         if held.calls >= CALLS_PER_CALLER:
             raise _overload(f"{held.calls} calls of this caller", f"at most {CALLS_PER_CALLER} at once")
-        if self._calls >= CALLS:
+        of_payer = self._by_payer[payer] if payer else 0
+        if self._calls >= CALLS or of_payer >= CALLS_PER_PAYER:
             if not held.calls:
                 del self._usage[caller]
+            if of_payer >= CALLS_PER_PAYER:
+                raise _overload(f"{of_payer} calls of this tenant", f"at most {CALLS_PER_PAYER} at once")
             raise _overload(f"{self._calls} calls of all callers", f"at most {CALLS} at once")
         if stream and held.streams >= STREAMS_PER_CALLER:
             raise _overload(f"{held.streams} streams of this caller", f"at most {STREAMS_PER_CALLER} at once")
         held.calls += 1
         held.streams += stream
         self._calls += 1
-        return CallPlace(self, caller, held, is_stream=stream)
+        if payer:
+            self._by_payer[payer] += 1
+        return CallPlace(self, caller, payer, held, is_stream=stream)
 
-    def leave(self, caller: str, *, stream: bool) -> None:
+    def leave(self, caller: str, payer: str, *, stream: bool) -> None:
         """Of `CallPlace`."""
         held = self._usage[caller]
+        if payer:
+            self._by_payer[payer] -= 1
+            if not self._by_payer[payer]:
+                del self._by_payer[payer]
         self._calls -= 1
         held.calls -= 1
         held.streams -= stream
@@ -431,7 +444,7 @@ class IngressAdmission:
         if not self._memory.has_room(payer, size):
             return None
         try:
-            place = self.call(caller)
+            place = self.call(caller, payer)
         except CallRefused:
             return None
         slots = self._usage[caller].reads.slots, self._slots
@@ -579,11 +592,14 @@ class MessagePlace:
 class CallPlace:
     """The place of one call, until `leave` or the end of its context."""
 
-    __slots__ = ("_admission", "_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream")
+    __slots__ = ("_admission", "_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream", "_payer")
 
-    def __init__(self, admission: IngressAdmission, caller: str, held: CallerUsage, *, is_stream: bool) -> None:
+    def __init__(
+        self, admission: IngressAdmission, caller: str, payer: str, held: CallerUsage, *, is_stream: bool
+    ) -> None:
         self._admission = admission
         self._caller = caller
+        self._payer = payer
         self._held = held
         self._is_stream = is_stream
         self._answer: MemoryCharge | None = None
@@ -611,7 +627,7 @@ class CallPlace:
         if not self._has_left:
             self._has_left = True
             self.release_answer()
-            self._admission.leave(self._caller, stream=self._is_stream)
+            self._admission.leave(self._caller, self._payer, stream=self._is_stream)
 
     def __enter__(self) -> "CallPlace":
         return self

@@ -299,7 +299,7 @@ class RestMethods:
     async def _infer(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
         payer = self._service.admit(request.call)
         caller = request.call.caller
-        place = held.enter_context(self._admission.call(caller))
+        place = held.enter_context(self._admission.call(caller, payer))
         request.carrier.on_admitted()
         size = _declared_bytes(request, MAX_MESSAGE)
         body = request.carrier.whole_body() if _is_plain(request) else None
@@ -371,7 +371,7 @@ class RestMethods:
         """`held` gets the call's place, and the message's charge, which may be released before."""
         payer = self._service.admit(request.call)
         caller = request.call.caller
-        place = held.enter_context(self._admission.call(caller))
+        place = held.enter_context(self._admission.call(caller, payer))
         request.carrier.on_admitted()
         most = generate.MAX_BODY_BYTES
         size = _declared_bytes(request, most)

@@ -11,6 +11,7 @@ import pytest
 
 from harness.fakes.inference import EchoingService
 from harness.wait import until
+from shoal.agent.dataplane import ingress_admission
 from shoal.agent.dataplane.conversion import Conversions
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
@@ -85,8 +86,8 @@ class Front:
         monkeypatch.setattr(Conversions, "run", run_once_allowed)
         self._methods = RestMethods(self.model, IngressAdmission(self.memory))
 
-    async def ask(self, path: str, body: bytes) -> RestResponse:
-        fields = [("authorization", "Bearer t")]
+    async def ask(self, path: str, body: bytes, token: str = "t") -> RestResponse:
+        fields = [("authorization", f"Bearer {token}")]
         with ExitStack() as held:
             request = make_request("POST", f"/v2/models/m/{path}", fields, ClientIdentity(), Body(body))
             response = await self._methods.answer(request, held)
@@ -129,6 +130,18 @@ async def test_an_answer_that_fits_alone_is_sent(path: str, body: bytes, monkeyp
     assert response.status == 200
     assert len(response.body) > front.memory.payer_share // COPIES
     assert front.memory.held_bytes == 0
+    front.close()
+
+
+@pytest.mark.parametrize(("path", "body"), [("infer", INFER), ("generate", GENERATE)])
+async def test_a_tenants_credentials_share_its_calls(path: str, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress_admission, "CALLS_PER_PAYER", 3)
+    front = Front(8 * 2**20, monkeypatch)
+    asking = [asyncio.create_task(front.ask(path, body, f"t{number}")) for number in range(4)]
+    await until(lambda: len(front.model.asked) == 3 and front.refused == 1, 10.0, "three to run, and one to be refused")
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
     front.close()
 
 

@@ -133,6 +133,27 @@ def test_calls_and_streams_are_counted_by_caller() -> None:
         pass
 
 
+def test_calls_are_counted_by_payer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's credentials together leave calls to others."""
+    monkeypatch.setattr(module, "CALLS", 8)
+    monkeypatch.setattr(module, "CALLS_PER_PAYER", 6)
+    intake = IngressAdmission()
+    held = [intake.call(f"token-{number}", "acme") for number in range(6)]
+    with pytest.raises(ShoalError, match="6 calls of this tenant") as refused:
+        intake.call("token-7", "acme")
+    assert refused.value.code is Code.OVERLOADED
+    assert intake.begin_read("token-7", 1, "acme", lambda _: None, lambda _: None) is None
+    others = [intake.call("token-of-shop", "shop"), intake.call("unknown")]
+    with pytest.raises(ShoalError, match="8 calls of all callers"):
+        intake.call("token-of-shop", "shop")
+    held.pop().leave()
+    held.append(intake.call("token-7", "acme"))
+    for each in (*held, *others):
+        each.leave()
+    assert not intake._usage
+    assert not intake._by_payer
+
+
 def test_answers_that_are_not_read_are_bounded() -> None:
     memory = MessageMemory()
     intake = IngressAdmission(memory)
