@@ -50,6 +50,8 @@ MIN_READ_AGE_S: Final = 0.05
 brought 350 MiB in 0.1 s."""
 DEFAULT_EXPECTED_BYTES: Final = 64 * 2**10
 """Expected size for a caller that has sent nothing yet: the bytes that a transport buffers before anybody reads."""
+SPARE_BYTES: Final = COPIES * DEFAULT_EXPECTED_BYTES
+"""Charges up to which nobody counts as holding anything."""
 MAX_CALLERS: Final = 4096
 """Callers whose message sizes are remembered."""
 
@@ -127,11 +129,11 @@ class MessageMemory:
         return caller in self._sizes
 
     def has_room(self, payer: str, size: int) -> bool:
-        """Whether a message of `size` fits beside what is held. A payer that holds nothing always fits its own
-        share."""
-        charge = COPIES * size
-        fits = self.held_bytes + charge <= self.budget or self.held_bytes == 0
-        return fits and (not self._by_payer[payer] or self._by_payer[payer] + charge <= self.payer_share)
+        """Whether a message of `size` fits beside what is held. A payer that holds next to nothing always fits its own
+        share: else a message made from a small one that is held (it refers to shared memory) would never fit."""
+        charge, own = COPIES * size, self._by_payer[payer]
+        fits = self.held_bytes <= SPARE_BYTES or self.held_bytes + charge <= self.budget
+        return fits and (own <= SPARE_BYTES or own + charge <= self.payer_share)
 
     def hold(self, payer: str, size: int) -> "MemoryCharge":
         """Charge a message of `size` bytes, until the charge is released. Raises CallRefused(OVERLOADED)."""

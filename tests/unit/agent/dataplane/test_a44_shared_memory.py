@@ -17,7 +17,7 @@ from harness.attacks.frame_fuzzer import mutate
 from shoal.agent.core.shared_memory import REGIONS_PER_TENANT, SharedMemoryGrant, SharedRegion
 from shoal.agent.dataplane import shared_tensors
 from shoal.agent.dataplane.auth import Caller
-from shoal.agent.dataplane.memory import COPIES, MessageMemory
+from shoal.agent.dataplane.memory import COPIES, DEFAULT_EXPECTED_BYTES, MemoryCharge, MessageMemory
 from shoal.agent.dataplane.request import parse_request
 from shoal.agent.dataplane.shared_memory import SharedMemory
 from shoal.agent.dataplane.shared_regions import SharedRegions
@@ -370,6 +370,29 @@ async def test_what_a_request_brings_is_charged_and_bounded(
     half = MAX_MESSAGE // 2 + 1
     twice = Request(model_name="m", inputs=[shared_input("x", half), shared_input("y", half)])
     assert await code_of_read(regions, twice) is Code.TOO_LARGE
+
+
+async def test_a_request_that_fits_alone_fits_from_shared_memory(
+    regions: SharedRegions, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its own small message, which is charged, and a waiting one."""
+    os.truncate(file, MAX_MESSAGE)
+    regions.register("acme", region(size=MAX_MESSAGE))
+    memory = MessageMemory(budget=COPIES * MAX_MESSAGE)
+    monkeypatch.setattr(shared_tensors, "ROOM_WAIT_S", 20.0)
+    message = Request(model_name="m", inputs=[shared_input("x", 40 * PIECE)]).SerializeToString()
+
+    async def ask(charge: MemoryCharge) -> int:
+        with charge, SharedTensors(regions, memory, "acme") as tensors:
+            return len(await tensors.read(message))
+
+    charges = [memory.hold("acme", len(message)) for _ in range(2)]
+    done, waiting = await asyncio.wait([asyncio.create_task(ask(each)) for each in charges], timeout=10.0)
+    assert not waiting
+    assert all(each.result() > 40 * PIECE for each in done)
+    with memory.hold("acme", DEFAULT_EXPECTED_BYTES + 1):
+        assert not memory.has_room("acme", 40 * PIECE), "what is not small is in the way"
+    assert memory.held_bytes == 0
 
 
 @pytest.mark.parametrize("count", [1, 40])
