@@ -55,6 +55,11 @@ class SessionSearch:
         self._step = step
         self._give_up_at = now + UNREACHABLE_RETRY_S
         self._moves = 0
+        self._moved_to: set[str] = set()
+        """Replicas that a move was followed to."""
+        self._lost_at: set[str] = set()
+        """Those of them that did not have the session then. A replica that still names one of them has it no more than
+        that one."""
         self._misses = 0
         self._is_known_place = False
         """Whether the replica tried last is where the session was, as far as this front knows."""
@@ -89,9 +94,11 @@ class SessionSearch:
 
     def on_failure(self, error: ShoalError, at: Endpoint, route: Route, now: Elapsed) -> Seconds:
         """Seconds to wait before the next attempt. Raises `error` where another attempt cannot help."""
-        if error.code is Code.SESSION_MOVED and self._moves < MAX_MOVES:
+        if error.code is Code.SESSION_MOVED:
             return self._follow_move(error, at, route, now)
         if error.code is Code.SESSION_LOST:
+            if at.assignment in self._moved_to:
+                self._lost_at.add(at.assignment)
             self._miss(at)
             if self.failure is not None and self.failure.code is not Code.SESSION_STEP:
                 self.failure = None  # `next_endpoint` reports that no replica has it
@@ -131,9 +138,13 @@ class SessionSearch:
 
         Until that replica is in the route here, the one that reported the move is tried again.
         """
+        if self._moves >= MAX_MOVES or error.refusal.asked in self._lost_at:
+            self._miss(at)
+            return Seconds(0.0)
         moved = _by_name(error.refusal.asked, route)
         if moved is not None:
             self._moves += 1
+            self._moved_to.add(moved.assignment)
             self._affinity.put(self._key, moved)
             self.tried -= {moved.assignment}
             return Seconds(0.0)

@@ -129,3 +129,45 @@ def test_a_session_that_went_where_no_route_leads_yet_is_waited_for() -> None:
     search = make_search(SessionAffinity())
     with pytest.raises(ShoalError, match="MODEL_NOT_READY"):
         search.on_failure(gone, A, route(A), LATE)
+
+
+def ask_everywhere(search: SessionSearch, told: dict[str, AttemptFailed], listed: Route) -> list[str]:
+    """The replicas that are asked until none is left, each of which answers the same each time."""
+    asked: list[str] = []
+    while isinstance(at := next_of(search, listed), Endpoint):
+        asked.append(at.assignment)
+        assert len(asked) < 40
+        search.on_failure(told[at.assignment], at, listed, NOW)
+    assert search.failure is None
+    assert at.code is Code.SESSION_LOST
+    return asked
+
+
+@pytest.mark.parametrize("pins", [SessionAffinity(), affinity_to(B)], ids=["unknown", "known"])
+def test_a_session_that_was_lost_after_its_move_is_lost(pins: SessionAffinity) -> None:
+    told = {"a": make_failure(Code.SESSION_MOVED, asked="b"), "b": make_failure(Code.SESSION_LOST)}
+    assert len(ask_everywhere(make_search(pins), told, BOTH)) <= 4
+
+
+def test_a_session_that_moved_on_from_a_front_that_forgot_it_is_found() -> None:
+    search, listed = make_search(affinity_to(B)), route(A, B, endpoint("c"))
+    told = {
+        "a": make_failure(Code.SESSION_MOVED, asked="b"),
+        "b": make_failure(Code.SESSION_LOST),
+        "c": make_failure(Code.SESSION_LOST),
+    }
+    assert ask_everywhere(search, told, listed)[-1] == "c"
+
+
+def test_replicas_that_name_each_other_have_no_session() -> None:
+    told = {"a": make_failure(Code.SESSION_MOVED, asked="b"), "b": make_failure(Code.SESSION_MOVED, asked="a")}
+    assert ask_everywhere(make_search(SessionAffinity()), told, BOTH)
+
+
+def test_a_session_that_arrives_after_it_was_asked_for_is_found() -> None:
+    search = make_search(affinity_to(B))
+    assert next_of(search) == B
+    search.on_failure(make_failure(Code.SESSION_LOST), B, BOTH, NOW)
+    assert next_of(search) == A
+    search.on_failure(make_failure(Code.SESSION_MOVED, asked="b"), A, BOTH, NOW)
+    assert next_of(search) == B
