@@ -339,6 +339,11 @@ class SessionLimits:
     # Seconds for which an ended session is kept, so that a repeated last step can be answered.
     ended_keep_s: float = 30.0
 
+    def within(self, total: Bytes) -> "SessionLimits":
+        """With at most `total` for all tenants, and half of it for one."""
+        of_all = min(self.total_bytes, total)
+        return replace(self, total_bytes=of_all, tenant_bytes=min(self.tenant_bytes, of_all // 2))
+
 
 def is_expired(entry: SessionEntry, now: Elapsed, limits: SessionLimits) -> bool:
     """Whether the session's time here is over."""

@@ -16,6 +16,7 @@ from typing import IO, Final
 
 import structlog
 
+from shoal.agent.core.sequences import SessionLimits
 from shoal.agent.dataplane import control, metering, tracing
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.control import FrontConfig
@@ -47,7 +48,7 @@ from shoal.host.private_files import disable_core_dumps, write_private
 from shoal.types.assignment import PeerTrust
 from shoal.types.link import SpansAsked
 from shoal.types.metric import MetricReadings
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Bytes, Seconds, Wall
 from shoal.wire import nouns
 from shoal.wire.metrics_access import RegionMetricsAccess
 
@@ -98,7 +99,9 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     limits = replace(config.limits, total_bytes=waiting)
     settings = FrontSettings(config.region, config.node, config.timeout_s, limits=limits)
     witnesses = VerificationSourceService(config.region, workers, dates_at, forwards)
-    sessions = FrontSessions(config.region, config.node, clock, workers, peers, dates_at, forward_auth=forwards)
+    kept = SessionLimits().within(Bytes(memory.budget // 2))
+    sessions = FrontSessions(config.region, config.node, clock, workers, peers, dates_at, kept, forwards)
+    memory.session_bytes = lambda: sessions.held_bytes
     exporter = Exporter.from_endpoint(config.otlp)
     tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
     callers = CallerAuth(config.region, config.node, dates_at, forwards)

@@ -96,6 +96,8 @@ class MessageMemory:
     resident_bytes: Callable[[], int] = machine.resident_bytes
     # Reads the heap bytes that it has not freed; None where the C library does not report them.
     allocated_bytes: Callable[[], int | None] = machine.heap_bytes
+    # Reads the bytes that the process keeps for sessions, which are no messages.
+    session_bytes: Callable[[], int] = lambda: 0
     # Bytes charged to all payers, copies included.
     held_bytes: int = 0
     # Reads ended because of their memory.
@@ -106,9 +108,9 @@ class MessageMemory:
     _readings: list[MessageRead] = field(default_factory=list)
     # Expected size in bytes of each caller's next message, least recently seen first.
     _sizes: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    # Resident bytes of the process without messages.
+    # Resident bytes of the process without messages and sessions.
     _idle_resident: int = 0
-    # Allocated heap bytes without messages; None where not reported.
+    # Allocated heap bytes without these; None where not reported.
     _idle_allocated: int | None = None
     # Set when a charge is released.
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -209,7 +211,7 @@ class MessageMemory:
         """End reads while the process exceeds the budget. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         trimmed = loop.time()
-        self._idle_resident, self._idle_allocated = self.resident_bytes(), self.allocated_bytes()
+        self._idle_resident, self._idle_allocated = self._resident(), self._allocated()
         while True:
             if not self._readings:
                 self._opened.clear()
@@ -219,25 +221,32 @@ class MessageMemory:
                     machine.trim()
                     await self._opened.wait()
             await asyncio.sleep(CHECK_EVERY_S)
-            if self.resident_bytes() - self._idle_resident > self.budget and loop.time() - trimmed >= TRIM_S:
+            if self._resident() - self._idle_resident > self.budget and loop.time() - trimmed >= TRIM_S:
                 machine.trim()
                 trimmed = loop.time()
             self._shed_reads(loop.time())
 
+    def _resident(self) -> int:
+        return self.resident_bytes() - self.session_bytes()
+
+    def _allocated(self) -> int | None:
+        allocated = self.allocated_bytes()
+        return None if allocated is None else allocated - self.session_bytes()
+
     def _note_idle(self) -> None:
         """Record the process's memory without messages. Memory of past messages that is not returned yet counts only
         step by step."""
-        self._idle_resident = min(self.resident_bytes(), self._idle_resident + UNEXPLAINED_BYTES)
-        allocated = self.allocated_bytes()
+        self._idle_resident = min(self._resident(), self._idle_resident + UNEXPLAINED_BYTES)
+        allocated = self._allocated()
         if allocated is not None and self._idle_allocated is not None:
             self._idle_allocated = min(allocated, self._idle_allocated + UNEXPLAINED_BYTES)
 
     def _message_bytes(self) -> int:
         """Bytes of messages, derived from the process's memory."""
-        taken = self.resident_bytes() - self._idle_resident
+        taken = self._resident() - self._idle_resident
         if taken <= self.budget:
             return taken
-        allocated = self.allocated_bytes()
+        allocated = self._allocated()
         return taken if allocated is None or self._idle_allocated is None else allocated - self._idle_allocated
 
     def _shed_reads(self, now: float) -> None:

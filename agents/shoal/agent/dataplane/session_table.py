@@ -104,6 +104,11 @@ class SessionTable:
 
     # entries
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all sessions."""
+        return self._bytes.total()
+
     def get(self, key: SequenceKey) -> SessionEntry | None:
         return self._entries.get(key)
 

@@ -126,6 +126,11 @@ class FrontSessions:
 
     # queries and steps
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of state and last answers."""
+        return self._table.held_bytes
+
     def replicas(self, workload: WorkloadKey) -> frozenset[str]:
         """Stateful replicas of the workload here, whether or not their workers run now."""
         return frozenset(name for name, replica in self._table.replicas.items() if replica.workload == workload)

@@ -27,7 +27,7 @@ from shoal.agent.core.sequences import (
 from shoal.simulator.world.rng import Rng
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Handover, SessionSource
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = SequenceKey(WorkloadKey("default", "vad"), "7")
@@ -294,3 +294,10 @@ def test_a_session_handed_over_without_its_sequence_number_is_caught(monkeypatch
     monkeypatch.setattr(sequences, "receive_offer", careless)
     caught = [seed for seed in SEEDS if next(World(Rng(seed)).violations(), None) is not None]
     assert len(caught) >= len(SEEDS) / 20
+
+
+def test_a_front_with_little_memory_keeps_fewer_bytes() -> None:
+    limits = SessionLimits().within(Bytes(65 * 2**20))
+    assert (limits.total_bytes, limits.tenant_bytes) == (65 * 2**20, 65 * 2**19)
+    assert limits.session_bytes <= limits.tenant_bytes, "the largest session has room"
+    assert SessionLimits().within(Bytes(2**30)) == SessionLimits()

@@ -181,6 +181,35 @@ async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -
     watching.cancel()
 
 
+@pytest.mark.parametrize("has_heap", [False, True])
+async def test_a57_no_read_is_ended_for_what_sessions_hold(has_heap: bool) -> None:
+    sessions = 0
+
+    def bytes_taken() -> int:
+        return 40 * MIB + sessions
+
+    memory = MessageMemory(
+        budget=100 * MIB,
+        resident_bytes=bytes_taken,
+        allocated_bytes=bytes_taken if has_heap else lambda: None,
+        session_bytes=lambda: sessions,
+    )
+    intake = IngressAdmission(memory)
+    watching = asyncio.create_task(memory.watch())
+    forever = asyncio.Event()
+    await asyncio.wait((watching,), timeout=0.01)
+    with intake.call("shop"):
+        reading = asyncio.create_task(_read(intake, "shop", forever))
+        await until(lambda: memory._readings, 5, "it is open")
+        sessions = 200 * MIB
+        await asyncio.wait((reading,), timeout=MIN_READ_AGE_S + 4 * CHECK_EVERY_S)
+        assert not reading.done()
+        assert memory.shed_count == 0
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    watching.cancel()
+
+
 async def test_a57_calls_without_credentials_are_counted_apart() -> None:
     intake = IngressAdmission()
     held = [intake.anonymous(f"ipv4:10.0.0.{n // ANONYMOUS_PER_ADDRESS}") for n in range(ANONYMOUS_CALLS)]
