@@ -229,10 +229,10 @@ class DataPlane:
     def index(self, call: InboundCall, *, ready_only: bool) -> oip.RepositoryIndexResponse:
         caller = self._callers.authenticate_reader(call)
         found = oip.RepositoryIndexResponse()
-        for key, route in sorted(self._router.tables.entering.items()):
-            only = caller.agreement or caller.workload
-            if key.tenant != caller.tenant or (only and key.name != only):
-                continue
+        only, routed = caller.agreement or caller.workload, self._router.tables.entering
+        own = (key for key in routed if key.tenant == caller.tenant and (not only or key.name == only))
+        for key in sorted(own):  # a region may have thousands of others
+            route = routed[key]
             ready = self._router.has_ready_replica(route, self._clock.now())
             if ready:
                 wake_s = self._router.wake_s(route, self._clock.now())

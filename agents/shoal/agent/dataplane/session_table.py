@@ -142,11 +142,12 @@ class SessionTable:
         """Sessions that run at the replica and have not ended."""
         return [key for key, entry in self._entries.items() if _is_at(entry, assignment)]
 
-    def count(self, assignment: str) -> int:
-        """Sessions that run at the replica, or are offered to it."""
-        return sum(
-            _is_at(entry, assignment) or (isinstance(entry, OfferedSession) and entry.assignment == assignment)
+    def counts(self) -> Counter[str]:
+        """Sessions that run at each replica, or are offered to it."""
+        return Counter(
+            entry.assignment
             for entry in self._entries.values()
+            if not (isinstance(entry, MovedSession) or _has_ended(entry))
         )
 
     def _forget(self, key: SequenceKey) -> None:
@@ -168,7 +169,11 @@ class SessionTable:
         return oldest is not None
 
     def _lose(self, key: SequenceKey, why: str) -> None:
+        """Forget a session, which is lost unless it has ended."""
+        has_ended = _has_ended(self._entries[key])
         self._forget(key)
+        if has_ended:
+            return
         self.event_counts[SessionEvent.LOST] += 1
         _log.warning("sequence_lost", workload=str(key.workload), sequence=key.sequence, reason=why)
 

@@ -150,9 +150,8 @@ class FrontSessions:
         Sessions in transit count at both ends: the receiver is to have them, and the source must still commit them.
         """
         self._table.drop_expired()
-        return tuple(
-            (name, self._table.count(name) + self._source.uncommitted_count(name)) for name in self._table.replicas
-        )
+        counts = self._table.counts()
+        return tuple((name, counts[name] + self._source.uncommitted_count(name)) for name in self._table.replicas)
 
     def readings(self) -> MetricReadings:
         """What the front's page says of sessions."""

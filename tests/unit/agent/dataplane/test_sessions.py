@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.core.sequences import SequenceKey, SessionLimits, SessionStep
+from shoal.agent.core.sequences import SequenceKey, SessionEntry, SessionLimits, SessionStep
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
@@ -287,6 +287,36 @@ async def test_a_session_ends_where_there_is_no_room_for_its_answer() -> None:
     assert await front.step("0", "t3", end=True) == 2
     assert front.count() == 1
     assert front.runs == 4
+
+
+async def test_a_session_that_ended_is_not_lost_with_its_replica(pair: Pair) -> None:
+    sessions = pair.old.sessions
+    await pair.old.step("7", "t1", start=True, end=True)
+    await pair.old.step("8", "t1", start=True)
+    sessions.configure((), ())
+    assert sessions.event_counts[SessionEvent.LOST] == 1
+    pair.old.configure()
+    with pytest.raises(ShoalError, match="SESSION_LOST"):
+        await pair.old.step("7", "t2")
+
+
+async def test_sessions_of_many_replicas_are_counted_at_once(pair: Pair) -> None:
+    passes = 0
+
+    class Entries(dict[SequenceKey, SessionEntry]):
+        def values(self) -> Any:
+            nonlocal passes
+            passes += 1
+            return super().values()
+
+    for number in range(3):
+        await pair.old.step(str(number), "t1", start=True, end=number == 2)
+    sessions = pair.old.sessions
+    sessions._table._entries = Entries(sessions._table._entries)
+    sessions.configure([StatefulReplica(name, WORKLOAD, STATE) for name in (OLD, "b", "c")], ())
+    passes = 0
+    assert sessions.counts() == ((OLD, 2), ("b", 0), ("c", 0))
+    assert passes == 1
 
 
 async def test_first_steps_that_run_count_as_sessions(pair: Pair) -> None:
