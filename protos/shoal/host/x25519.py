@@ -34,16 +34,24 @@ class Exchange(Protocol):
 
 @lru_cache(maxsize=1)
 def make_exchange() -> Exchange:
-    """By what is there."""
-    return make_openssl_exchange() or make_library_exchange()
+    """By what is there. Raises what the library raises where it does not do X25519 either, as on a system for FIPS."""
+    exchange = make_openssl_exchange()
+    if exchange is None:
+        exchange = make_library_exchange()
+        _does_example(exchange)
+    return exchange
+
+
+def _does_example(exchange: Exchange) -> bool:
+    private, public, secret = _EXAMPLE
+    return exchange(private, public) == secret
 
 
 def make_openssl_exchange() -> Exchange | None:
     """By Python's own OpenSSL; None where it does not do the example."""
     try:
-        private, public, secret = _EXAMPLE
         exchange = _exchange_of(_load_openssl())
-        return exchange if exchange(private, public) == secret else None
+        return exchange if _does_example(exchange) else None
     except Exception:  # no ctypes, or one that a confined process may not use; no such library or names; no X25519
         return None
 

@@ -116,6 +116,8 @@ def test_chains_are_read_as_each_python_tells_them(handshake: Handshake) -> None
     chain = [ssl.PEM_cert_to_DER_cert(each.public_bytes()) for each in inner.get_verified_chain()]
     assert Connection(handshake.connection, _sslobj=inner).show() == handshake.certificate
     assert Connection(handshake.connection, get_verified_chain=lambda: chain).show() == handshake.certificate
+    longer = [*chain, b"who issued the issuer"]
+    assert Connection(handshake.connection, get_verified_chain=lambda: longer).show() == handshake.certificate
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,19 @@ def test_where_openssl_can_be_used_it_does_it(monkeypatch: pytest.MonkeyPatch) -
     assert make_exchange()(private, public) == secret
 
 
+@pytest.mark.usefixtures("made_anew")
+def test_where_neither_does_it_whoever_needs_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a system for FIPS, where the library refuses each use, and not before."""
+
+    def refuse(*_: bytes) -> bytes:
+        raise RuntimeError("x25519 is not supported by this version of OpenSSL")
+
+    monkeypatch.setattr(x25519, "make_openssl_exchange", lambda: None)
+    monkeypatch.setattr(x25519, "make_library_exchange", lambda: refuse)
+    with pytest.raises(RuntimeError, match="not supported"):
+        make_exchange()
+
+
 class _Agreeable:
     """Whatever is called succeeds, and does nothing."""
 

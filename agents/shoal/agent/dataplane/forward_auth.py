@@ -70,13 +70,14 @@ class ForwardAuth:
         """Apply a complete list. None: the coordinator does not say who may forward, so every front may."""
         if forwarding == self._forwarding:
             return
-        before, self._forwarding = self._peers, forwarding
-        known = forwarding.fronts if forwarding is not None else ()
-        self._secrets = {each.key: self._secret_of(each.key) for each in known}
-        self._peers = {each.node: _make_peer(self._secrets[each.key], each.workloads) for each in known}
-        for name, peer in self._peers.items():
+        known, before = forwarding.fronts if forwarding is not None else (), self._peers
+        shared = {each.key: self._secret_of(each.key) for each in known}
+        peers = {each.node: _make_peer(shared[each.key], each.workloads) for each in known}
+        for name, peer in peers.items():
             if name in before and before[name].secret == peer.secret:
                 peer.floor, peer.used_stamps = before[name].floor, before[name].used_stamps
+        # All at once: a list that failed halfway would count as applied when it is told again.
+        self._forwarding, self._secrets, self._peers = forwarding, shared, peers
 
     def may_enter(self, tenant: str) -> bool:
         """Whether that tenant's clients may call this node for any workload."""

@@ -54,14 +54,27 @@ def _readable(ders: Iterable[bytes]) -> Iterable[x509.Certificate]:
 def _parse(der: bytes) -> x509.Certificate | None:
     """None for what the ssl module can read, and the library cannot: it hides none of the others."""
     try:
-        return x509.load_der_x509_certificate(der)
+        certificate = x509.load_der_x509_certificate(der)
     except CERTIFICATE_ERRORS:
         return None
+    return certificate if _has_subject(certificate) else None
+
+
+def _has_subject(certificate: x509.Certificate) -> bool:
+    """Whether the library can read whom it names: it does not look before it is asked."""
+    try:
+        return bool(certificate.subject)
+    except (*CERTIFICATE_ERRORS, TypeError):
+        return False
 
 
 def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:
     try:
-        return tuple(x509.load_pem_x509_certificates(pem.encode()))
+        certificates = x509.load_pem_x509_certificates(pem.encode())
     except CERTIFICATE_ERRORS as error:
         _log.warning("peer_root_unreadable", region=region, error=str(error))
         return ()
+    readable = tuple(each for each in certificates if _has_subject(each))
+    if len(readable) < len(certificates):
+        _log.warning("peer_root_unreadable", region=region, error="a subject that cannot be read")
+    return readable

@@ -110,6 +110,29 @@ def test_a58_a_new_list_forgets_no_stamp_and_drops_who_is_left_out() -> None:
     assert ends.receiver.check(InboundCall(hop=1), "e", "") == "", "a coordinator that does not tell"
 
 
+def test_a58_a_list_that_could_not_be_applied_is_not_taken_for_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is told it again applies it; until then the list before it counts."""
+    ends = FrontPair()
+    after = Forwarding((Front("z", _public(X25519PrivateKey.generate()), (KEY,)),))
+
+    def fail(*_: bytes) -> bytes:
+        raise RuntimeError("not supported")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ends.receiver, "_exchange", fail)
+        with pytest.raises(RuntimeError):
+            ends.receiver.configure(after)
+    assert ends.receiver.check(ends.call(), "e", "") == "ocr"
+    ends.receiver.configure(after)
+    ends.receiver.check_workload("z", KEY)
+    assert code_of(lambda: ends.receiver.check(ends.call(), "e", "")) is Code.FORWARD_DENIED
+
+
+def test_a58_a_key_of_another_length_is_no_key() -> None:
+    with pytest.raises(ValueError, match="31 bytes"):
+        ForwardAuth("eu", "e", bytes(31), lambda: Wall(0.0))
+
+
 def test_a58_what_a_listed_agent_asks_for_itself_is_signed_too() -> None:
     ends = FrontPair()
     signed = InboundCall(forward=ends.entry.sign("r", "", "", "", "", "Offer"))

@@ -131,6 +131,19 @@ def test_a_root_that_bears_our_name_or_none_is_left_out(
     assert identity_or_code(authorities, forged.issue(Role.OPERATOR, "ops")) == Code.CERT_UNTRUSTED
 
 
+def test_a_root_whose_subject_cannot_be_read_hides_no_other(
+    authorities: Authorities, east: Authority, tmp_path: Path, identity_or_code: IdentityOrCode
+) -> None:
+    """The library reads a subject when it is asked for it, and not before."""
+    south = Authority(tmp_path / "south", "south", NOW)
+    der = ssl.PEM_cert_to_DER_cert(south.certificate.read_text())
+    at = der.rindex(b"Shoal region south")
+    broken = ssl.DER_cert_to_PEM_cert(der[:at] + b"\xff\xfe" + der[at + 2 :])
+    authorities.configure((trust(south, broken), trust(east)))
+    assert authorities.handshake.pem == east.certificate.read_bytes()
+    assert identity_or_code(authorities, south.issue(Role.GATEWAY, "g9")) == Code.CERT_UNTRUSTED
+
+
 @pytest.fixture(params=[ImportError("gone"), OSError(24, "too many"), SyntaxError(), EOFError(), AttributeError("old")])
 def without_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its import ends so: an installation that was replaced, a file that is half written, no descriptor left."""
