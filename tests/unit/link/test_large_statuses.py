@@ -109,12 +109,23 @@ def test_the_coordinator_keeps_no_more_counts_than_a_node_may_have() -> None:
     fleet = fleet_of(GATEWAY)
     for number in range(MAX_INGRESS // 1_000 + 3):
         told = tuple(count(number * 1_000 + each) for each in range(1_000))
-        part = IngressRange(told[0].key, told[0].key)
+        part = IngressRange(told[0].key, told[-1].key)
         status = replace(next_status(ReportCursor(10 + number), moment(told), full_every=99)[1], ingress_range=part)
         fleet = report_to(fleet, status)
     known = fleet.nodes["gw"].ingress
     assert len(known) == MAX_INGRESS
     assert known[-1].key == count(MAX_INGRESS // 1_000 * 1_000 + 2_999).key, "the newest"
+
+
+def test_counts_outside_of_the_part_that_is_told_of_are_not_kept() -> None:
+    """They would be there again with each status."""
+    fleet = fleet_of(GATEWAY)
+    told = moment([count(0), count(1), count(9)])
+    part = IngressRange(told.ingress[0].key, told.ingress[1].key)  # after the one, up to the other
+    for number in range(3):
+        status = replace(next_status(ReportCursor(10 + number), told, full_every=99)[1], ingress_range=part)
+        fleet = report_to(fleet, status)
+    assert [each.key for each in fleet.nodes["gw"].ingress] == [count(1).key]
 
 
 @settings(max_examples=50, deadline=None)

@@ -193,9 +193,9 @@ class FrontSessions:
             if not isinstance(judged, sequences.AwaitHandover):
                 return judged
             if not await self._table.wait_for_change(Elapsed(settled)):
-                raise ShoalError(
-                    sequences.lost_session_refusal("it is on its way here, and was not let go of there in time")
-                )
+                # Not lost: its giver repeats what was not heard, so it is to be asked for here again.
+                found = "a session that is on its way here, and was not let go of there yet"
+                raise refuse(Code.MODEL_NOT_READY, found, "the session here", "send the step again")
 
     async def _run(
         self,

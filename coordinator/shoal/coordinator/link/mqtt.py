@@ -184,20 +184,29 @@ class MqttLinks:
             self._must_reconnect.clear()
             self._sessions.on_connected(connection)
             log.info("broker_connected", address=self._address)
-            self._dialed = await self._send_heartbeats(client)
+            await self._send_heartbeats(client)
         except aiomqtt.MqttError:
             is_lost = True
             raise
         finally:
             self._client = None
-            await run_to_completion(self._perform(self._sessions.on_disconnected(is_lost=is_lost)))
+            ended = self._perform(self._sessions.on_disconnected(is_lost=is_lost))
+            await run_to_completion(self._leave_after(ended, connection, client))
+
+    async def _leave_after(
+        self, ended: Coroutine[Any, Any, None], connection: BrokerConnection, client: aiomqtt.Client
+    ) -> None:
+        try:
+            await ended
+        finally:
             await self._leave(connection, client)
 
     def _signature(self) -> SigningIdentity:
         return SigningIdentity.from_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
 
-    async def _send_heartbeats(self, client: aiomqtt.Client) -> _Dialed:
-        """Sends heartbeats until the broker is lost (raises aiomqtt.MqttError) or the next connection is dialed."""
+    async def _send_heartbeats(self, client: aiomqtt.Client) -> None:
+        """Sends heartbeats until the broker is lost (raises aiomqtt.MqttError) or the next connection is in
+        `_dialed`."""
         lost = asyncio.ensure_future(anext(client.messages))  # yields no message: it ends with the connection
         next_dial = asyncio.ensure_future(self._dial_next())
         try:
@@ -208,7 +217,7 @@ class MqttLinks:
                 pause.cancel()
                 if lost.done():
                     lost.result()
-            return next_dial.result()
+            self._dialed = next_dial.result()
         except BaseException:
             next_dial.add_done_callback(self._abandon)
             raise
@@ -225,6 +234,8 @@ class MqttLinks:
                 return await self._dial()
             except ShoalError as error:
                 log.warning("broker_connection_failed", address=self._address, code=error.code, error=str(error))
+            except OSError as error:
+                log.error("broker_connection_failed", address=self._address, error=str(error))
             await self._clock.sleep(Seconds(RETRY_S[-1]))
 
     def _abandon(self, dialing: "asyncio.Future[_Dialed]") -> None:

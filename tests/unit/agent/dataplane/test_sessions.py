@@ -11,6 +11,7 @@ import pytest_asyncio
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.sequences import SequenceKey, SessionEntry, SessionLimits, SessionStep
+from shoal.agent.dataplane import sessions as module
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.transport import InboundCall
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, PeerClients, WorkerClients
@@ -188,6 +189,20 @@ async def test_a_session_between_offer_and_commit_outlasts_the_moves_turn(pair: 
     pair.hand(back=True)
     await until(lambda: pair.new.count() == 0, WAIT_S, "it to be back")
     assert await pair.old.step("7", "t3") == 2
+
+
+async def test_a_session_whose_commit_is_late_is_not_told_as_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its giver repeats the commit: whoever asks for it here again finds it."""
+    monkeypatch.setattr(module, "HANDOVER_WAIT_S", Seconds(0.1))
+    await pair.old.step("7", "t1", start=True)
+    pair.old.cut = frozenset({"Commit"})
+    pair.hand()
+    await until(lambda: pair.old.sessions.event_counts[SessionEvent.GIVEN], WAIT_S, "the session to be let go of")
+    with pytest.raises(ShoalError, match="MODEL_NOT_READY"):
+        await pair.new.step("7", "t2")
+    pair.old.cut = frozenset()
+    await until(lambda: pair.new.sessions.event_counts[SessionEvent.TAKEN], WAIT_S, "its giver to be heard")
+    assert await pair.new.step("7", "t2") == 1
 
 
 async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:

@@ -19,6 +19,7 @@ from shoal.types.units import Joules, Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
+OTHER = WorkloadKey("default", "writer")
 
 
 def figures(told: Values) -> dict[Figure, float]:
@@ -126,6 +127,19 @@ async def test_a_front_that_started_again_loses_no_requests_and_counts_none_twic
     assert (after.sums[KEY].requests, after.sums[KEY].lost) == (40, 2)
     before = after
     assert at(7).sums[KEY].requests == 7
+
+
+async def test_counts_that_a_gateway_tells_of_later_are_no_new_requests(world: RegionFixture) -> None:
+    """It tells of many workloads in parts, and their counts began with its front."""
+    await two_agents(world)
+    state = world.region.fleet.fleet.nodes["edge-1"]
+    first, other = Ingress(KEY, "edge", 100, 100, 0, 0, 0), Ingress(OTHER, "edge", 5000, 5000, 0, 0, 0)
+    before, after, later = Reading(), Reading(), Reading()
+    before.add(replace(state, ingress=(first,)), None)
+    after.add(replace(state, ingress=(first, other)), before)
+    assert after.sums[OTHER].requests == 0
+    later.add(replace(state, ingress=(first, replace(other, requests=5007))), after)
+    assert later.sums[OTHER].requests == 7
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ class Reading:
         for each in state.ingress:
             at = (state.name, each.workload, each.origin)
             counted = self.entered[at] = (each.requests, each.lost)
-            known = before.entered.get(at, (0, 0)) if before is not None else counted
+            # Of one that was not there before, nobody knows since when it counts: gateways tell of many in parts.
+            known = before.entered.get(at, counted) if before is not None else counted
             if known[0] > counted[0]:  # its front started again
                 known = (0, 0)
             sums = self.sums[each.workload]

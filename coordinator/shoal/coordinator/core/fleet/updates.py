@@ -265,7 +265,8 @@ def _merge_ingress(known: tuple[Ingress, ...], status: Status, told: tuple[Ingre
     """What is known after a status that told of these. Beyond MAX_INGRESS what was told first is forgotten."""
     part = status.ingress_range
     if part is not None:
-        return (*(each for each in known if not part.has(each.key)), *told)[-MAX_INGRESS:]
+        inside = (each for each in told if part.has(each.key))
+        return (*(each for each in known if not part.has(each.key)), *inside)[-MAX_INGRESS:]
     return told if status.full or status.ingress else known
 
 
