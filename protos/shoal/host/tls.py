@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
+from shoal.host.connection_turns import connection_turns
+
 _RECORD_BYTES: Final = 2**14
 """Most bytes of a record once it is decrypted (RFC 8446, section 5.1)."""
 _RECEIVE_BYTES: Final = 2**18
@@ -70,10 +72,10 @@ class TlsTransport(asyncio.Transport):
         self._connection.plain.abort()
 
     def pause_reading(self) -> None:
-        self._connection.plain.pause_reading()
+        self._connection.pause_reading()
 
     def resume_reading(self) -> None:
-        self._connection.plain.resume_reading()
+        self._connection.resume_reading()
 
 
 class TlsConnection(asyncio.BufferedProtocol):
@@ -109,6 +111,13 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._error: ssl.SSLError | None = None
         self.is_closing = False
         self._buffers = receive_buffers()
+        self._turns = connection_turns()
+        self._is_waiting = False
+        """For its turn, with what arrived."""
+        self._is_ended = False
+        """Whether the peer sends nothing more, while this waits."""
+        self._is_paused = False
+        """Whether the protocol above wants nothing more for now."""
         self._handshake_s = handshake_s
         self._timer: asyncio.TimerHandle | None = None
         """Ends a handshake that takes too long."""
@@ -123,19 +132,31 @@ class TlsConnection(asyncio.BufferedProtocol):
             self._shake_hands()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffers.secret
+        room = self._turns.room
+        return self._buffers.secret if room >= _RECEIVE_BYTES else self._buffers.secret[:room]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.receive(self._buffers.secret[:nbytes])
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Process what the peer has sent."""
+        """Process what the peer has sent, or have it wait for its turn."""
         self._incoming.write(data)
-        if self._protocol is not None or self._shake_hands():
-            self._read()
+        if self._is_waiting:
+            self.plain.pause_reading()  # not for the first that arrives: mostly that is all
+            return
+        if not self._turns.begin_event():
+            self._is_waiting = True
+            self._turns.wait(self._on_turn)
+            return
+        try:
+            self._process()
+        finally:
+            self._turns.end_event()
 
-    def eof_received(self) -> None:
-        """The transport closes itself."""
+    def eof_received(self) -> bool:
+        """The transport closes itself, if what arrived before does not still wait for its turn."""
+        self._is_ended = self._is_waiting
+        return self._is_ended
 
     def pause_writing(self) -> None:
         if self._protocol is not None:
@@ -165,6 +186,15 @@ class TlsConnection(asyncio.BufferedProtocol):
             return
         self.plain.write(self._outgoing.read())
 
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self.plain.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._is_waiting:
+            self.plain.resume_reading()
+
     def close(self) -> None:
         """Send what was written, and the end of TLS; the peer's is not waited for."""
         if self.is_closing:
@@ -178,6 +208,25 @@ class TlsConnection(asyncio.BufferedProtocol):
         self.plain.close()
 
     # Inside
+
+    def _on_turn(self) -> None:
+        self._is_waiting = False
+        if self.is_closing or self._is_failed:
+            return
+        if not self._is_paused:
+            self.plain.resume_reading()
+        try:
+            self._process()
+        except BaseException:
+            self.plain.abort()
+            raise
+        if self._is_ended:
+            self.plain.close()
+
+    def _process(self) -> None:
+        """Go on with what arrived."""
+        if self._protocol is not None or self._shake_hands():
+            self._read()
 
     def _shake_hands(self) -> bool:
         """Go on with the handshake; return whether it is done and the protocol above is there."""

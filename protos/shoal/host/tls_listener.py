@@ -7,12 +7,14 @@ from typing import Final, cast
 
 from shoal.host import file_descriptors
 from shoal.host.connections import Connection, Connections
-from shoal.host.tls import TlsConnection
+from shoal.host.tls import TlsConnection, receive_buffers
 
 Protocols = Mapping[str | None, Callable[[Connection], asyncio.Protocol]]
 """Makes the protocol of a connection by what ALPN agreed on; None for a client that offers nothing. The protocol, or
 what serves it, gives the connection's place back."""
 
+_FIRST_BYTES: Final = 2**14
+"""More than a client says before it is answered."""
 LINGER_S: Final = 2.0
 """Seconds for what a client still sends after it was refused, so that closing does not reset what it has yet to
 read."""
@@ -70,7 +72,7 @@ class TlsListener:
         return None if make is None else make(place)
 
 
-class _Accepted(asyncio.Protocol):
+class _Accepted(asyncio.BufferedProtocol):
     """A connection until its first bytes."""
 
     def __init__(self, listener: TlsListener) -> None:
@@ -79,6 +81,7 @@ class _Accepted(asyncio.Protocol):
         self._place: Connection | None = None
         self._limit: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self._buffer = receive_buffers().secret[:_FIRST_BYTES]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._plain = plain = cast(asyncio.Transport, transport)
@@ -89,10 +92,14 @@ class _Accepted(asyncio.Protocol):
             return
         self._limit = asyncio.get_running_loop().call_later(self._listener.handshake_s, plain.abort)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._buffer[:nbytes]
         if self._is_refused or self._place is None or self._limit is None:
             return
-        if self._listener.plaintext_answer and data[:4] in _HTTP:
+        if self._listener.plaintext_answer and bytes(data[:4]) in _HTTP:
             self._refuse_plaintext()
             return
         left_s = self._limit.when() - asyncio.get_running_loop().time()

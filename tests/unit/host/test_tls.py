@@ -11,7 +11,8 @@ import pytest
 from harness.crypto.pki import Authority
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.host.tls import TlsConnection, client_context
+from shoal.host.connection_turns import PAUSE_S, TURN_S, WAITING_BYTES, ConnectionTurns
+from shoal.host.tls import TlsConnection, TlsTransport, client_context
 from shoal.types.device import Role
 
 
@@ -36,6 +37,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.sent = bytearray()
         self.is_closed = False
+        self.is_read = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
@@ -46,6 +48,13 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.is_closed = True
 
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
 
 class Side:
     """One end of the connection."""
@@ -55,6 +64,7 @@ class Side:
         self.connection = TlsConnection(
             context, lambda _: self.recorder, self.failures.append, handshake_s=5.0, server_name=server_name
         )
+        self.connection._turns = ConnectionTurns(asyncio.get_running_loop(), lambda: 0.0)  # which never end
 
     def carry_to(self, other: "Side") -> None:
         """All that was sent, as the loop would bring it: in the connection's buffer."""
@@ -126,6 +136,109 @@ async def test_a_protocol_that_ends_within_a_large_arrival_gets_no_more(sides: t
     client.connection.write(bytes(2**20))
     server.connection.receive(bytes(client.wire.sent))
     assert len(taken) == 1
+
+
+class Turns:
+    """Of a server's side, over as soon as one event was handled."""
+
+    def __init__(self, side: Side) -> None:
+        self.now = 100.0
+        self.turns = ConnectionTurns(asyncio.get_running_loop(), lambda: self.now)
+        side.connection._turns = self.turns
+        assert self.turns.begin_event()
+        self.now += 2 * TURN_S
+        self.turns.end_event()
+
+    def pause(self) -> None:
+        """Something else has the loop."""
+        self.now += PAUSE_S
+
+    async def until_next(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turn.set_result, None)
+        await turn
+
+
+async def test_what_arrives_when_the_turn_is_over_is_handled_in_the_next(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    turns = Turns(server)
+    client.connection.write(b"a")
+    client.carry_to(server)
+    assert (server.recorder.taken, server.wire.is_read) == ([], True)
+    client.connection.write(b"b")
+    client.carry_to(server)
+    assert (server.recorder.taken, server.wire.is_read) == ([], False), "it may hold a little, and no more"
+    await turns.until_next()
+    assert (server.recorder.taken, server.wire.is_read) == ([b"ab"], True)
+
+
+async def test_the_more_connections_wait_the_less_is_read(sides: tuple[Side, Side]) -> None:
+    _, server = sides
+    turns = Turns(server)
+    before = len(server.connection.get_buffer(-1))
+    for _ in range(4096):
+        turns.turns.wait(lambda: None)
+    assert len(server.connection.get_buffer(-1)) * 4096 <= WAITING_BYTES
+    await turns.until_next()
+    assert len(server.connection.get_buffer(-1)) == before
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_what_a_peer_sent_before_its_end_is_handled(sides: tuple[Side, Side], is_waiting: bool) -> None:
+    client, server = sides
+    turns = Turns(server)
+    if not is_waiting:
+        turns.pause()
+    client.connection.write(b"last")
+    client.carry_to(server)
+    stays_open = server.connection.eof_received()
+    assert stays_open is is_waiting
+    await turns.until_next()
+    assert server.recorder.taken == [b"last"]
+    assert server.wire.is_closed is is_waiting, "else the event loop closes it"
+
+
+async def test_a_protocol_that_wants_nothing_more_gets_nothing_more_after_its_turn(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    turns, above = Turns(server), TlsTransport(server.connection)
+    for each in (b"a", b"b"):
+        client.connection.write(each)
+        client.carry_to(server)
+    above.resume_reading()
+    assert not server.wire.is_read, "it has not had its turn"
+    above.pause_reading()
+    await turns.until_next()
+    assert (server.recorder.taken, server.wire.is_read) == ([b"ab"], False)
+    above.resume_reading()
+    assert server.wire.is_read
+
+
+async def test_a_connection_that_ends_before_its_turn_gets_none(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    turns = Turns(server)
+    client.connection.write(b"a")
+    client.carry_to(server)
+    server.connection.connection_lost(None)
+    await turns.until_next()
+    assert server.recorder.taken == []
+    assert server.recorder.is_lost
+
+
+async def test_a_connection_whose_protocol_fails_in_its_turn_is_closed(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+
+    def fail(_: memoryview) -> None:
+        raise ValueError("broken")
+
+    turns = Turns(server)
+    server.connection._on_data = fail
+    client.connection.write(b"a")
+    client.carry_to(server)
+    await turns.until_next()
+    assert errors == ["broken"]
+    assert server.wire.is_closed
 
 
 async def test_the_time_of_a_handshake_begins_with_its_connection() -> None:
