@@ -144,14 +144,17 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self._is_waiting:
             self.plain.pause_reading()  # not for the first that arrives: mostly that is all
             return
-        if not self._turns.begin_event():
+        # What this process called for itself does not wait: it judges by answers in time whether a peer lives.
+        may_wait = self.secure.server_side
+        if may_wait and not self._turns.begin_event():
             self._is_waiting = True
             self._turns.wait(self._on_turn)
             return
         try:
             self._process()
         finally:
-            self._turns.end_event()
+            if may_wait:
+                self._turns.end_event()
 
     def eof_received(self) -> bool:
         """The transport closes itself, if what arrived before does not still wait for its turn."""
@@ -211,7 +214,7 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def _on_turn(self) -> None:
         self._is_waiting = False
-        if self.is_closing or self._is_failed:
+        if self.is_closing or self._is_failed or self.plain.is_closing():
             return
         if not self._is_paused:
             self.plain.resume_reading()

@@ -48,12 +48,14 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.is_closed = True
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def pause_reading(self) -> None:
         self.is_read = False
 
     def resume_reading(self) -> None:
         self.is_read = True
-
 
 
 class Side:
@@ -172,6 +174,16 @@ async def test_what_arrives_when_the_turn_is_over_is_handled_in_the_next(sides: 
     assert (server.recorder.taken, server.wire.is_read) == ([b"ab"], True)
 
 
+async def test_what_answers_a_call_of_ones_own_does_not_wait(sides: tuple[Side, Side]) -> None:
+    """By answers in time it is judged whether a peer lives, and an answer is not lost with its connection."""
+    client, server = sides
+    Turns(client)
+    server.connection.write(b"pong")
+    server.carry_to(client)
+    client.connection.connection_lost(ConnectionResetError())
+    assert client.recorder.taken == [b"pong"]
+
+
 async def test_the_more_connections_wait_the_less_is_read(sides: tuple[Side, Side]) -> None:
     _, server = sides
     turns = Turns(server)
@@ -222,6 +234,16 @@ async def test_a_connection_that_ends_before_its_turn_gets_none(sides: tuple[Sid
     await turns.until_next()
     assert server.recorder.taken == []
     assert server.recorder.is_lost
+
+
+async def test_a_connection_that_was_closed_beneath_before_its_turn_gets_none(sides: tuple[Side, Side]) -> None:
+    client, server = sides
+    turns = Turns(server)
+    client.connection.write(b"a")
+    client.carry_to(server)
+    server.wire.abort()
+    await turns.until_next()
+    assert server.recorder.taken == []
 
 
 async def test_a_connection_whose_protocol_fails_in_its_turn_is_closed(sides: tuple[Side, Side]) -> None:
