@@ -1,4 +1,4 @@
-"""Bodies of REST over HTTP/2 that come in small frames."""
+"""A57: what unfinished messages hold of a front. Bodies of REST over HTTP/2 that come in small frames."""
 
 import asyncio
 import tracemalloc

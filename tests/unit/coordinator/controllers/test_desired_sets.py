@@ -128,6 +128,8 @@ def test_a_start_takes_nothing_else_for_what_was_sent(other: DesiredSet) -> None
     assert {*again.incomplete} == {"gw"}, "until another set is written"
     new = replace(other, version=Version("h", 1, 2))
     store.values |= again.write(new, one.version)
+    assert again.incomplete, "until that is stored"
+    again.adopt(("gw",), ())
     assert not again.incomplete
     assert store.restart(new)[1] == new
 

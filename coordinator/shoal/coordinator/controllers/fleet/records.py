@@ -144,11 +144,21 @@ class NodeRepository:
         puts = {key: codec.dump(stored)} | ({GRANTS + name: codec.dump(grant)} if grant is not None else {})
         devices = self._receipts.get(name, set())
         gone = sorted(devices - {device.name for device in stored.node.devices})[:RECEIPTS_DELETED]
-        self._revisions[name] = await self._fence.commit(
-            puts, deletes=_receipt_keys(name, gone), expect={key: self._revisions.get(name, 0)}, events=events
-        )
+        try:
+            self._revisions[name] = await self._fence.commit(
+                puts, deletes=_receipt_keys(name, gone), expect={key: self._revisions.get(name, 0)}, events=events
+            )
+        except StaleRevision:
+            await self._read_revision(name)
+            raise
         self._declared_labels[name] = stored.declared
         devices.difference_update(gone)
+
+    async def _read_revision(self, node: str) -> None:
+        """Of its record as it is stored: a write whose answer was lost may have taken effect, and none after it would
+        succeed. Raises ShoalError(STORE_UNAVAILABLE)."""
+        record = await self._store.read(NODES + node)
+        self._revisions[node] = 0 if record is None else record.revision
 
     async def save_as_operator(self, stored: NodeRecord, event: LogEvent, grant: LabelGrant | None = None) -> None:
         """As `save`. Raises ShoalError(CONFLICT | STORE_FULL | ..)."""
@@ -194,6 +204,7 @@ class NodeRepository:
                 {}, deletes=keys, expect={NODES + node: self._revisions[node]}, events=[event]
             )
         except StaleRevision as cause:
+            await self._read_revision(node)
             raise _conflict(node) from cause
         self._revisions.pop(node, None)
         self._declared_labels.pop(node, None)

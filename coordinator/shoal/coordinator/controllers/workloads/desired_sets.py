@@ -89,7 +89,7 @@ class DesiredSetRecords:
         """Of the set that was looked at last: gateways have the same routes."""
         self._fronts: dict[str, tuple[Front, bytes]] = {}
         """By name: the text of a front that forwards nothing. A gateway's set lists all nodes that serve."""
-        self._listed = _Fronts((), [], "")
+        self._listed = _Fronts((), [], hashlib.sha256(b"").hexdigest())
         """The last ones: all gateways list the same."""
 
     def load(
@@ -107,7 +107,7 @@ class DesiredSetRecords:
 
     @property
     def incomplete(self) -> Collection[str]:
-        """Nodes whose set was loaded without its routes, until `adopt` has them, or another set is written."""
+        """Nodes whose set was loaded without its routes, until `adopt` has them."""
         return self._incomplete.keys()
 
     def find_complete(
@@ -132,7 +132,6 @@ class DesiredSetRecords:
         """Values by key. changed: workloads whose routes may be others than in the set of that version, that came, or
         that went; None: any may be."""
         node, known = desired.node, self._routes.pop(desired.node, None)
-        self._incomplete.pop(node, None)
         if not _is_large(desired):
             return {DESIRED + node: codec.dump(desired)}
         if known is None or known.version != before or changed is None:
@@ -162,7 +161,8 @@ class DesiredSetRecords:
         return tuple(islice(chain(self._left, unneeded), MOST_LEFT))
 
     def adopt(self, completed: Iterable[str], left: Iterable[str]) -> None:
-        """The sets of these nodes have their routes now, and these records are deleted."""
+        """The sets of these nodes have their routes now, as others were written or as they were found, and these
+        records are deleted."""
         for node in completed:
             self._incomplete.pop(node, None)
         for key in left:

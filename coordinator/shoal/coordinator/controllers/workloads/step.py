@@ -435,7 +435,7 @@ class WorkloadsController:
             self.desired.update(completed)
             self._contents.update(found)
             self._adopt_step(world, advanced, written, changed, contents, gone, now)
-            self._records.adopt(completed, left)
+            self._records.adopt((*completed, *changed), left)
 
         return Transition(None, writes, adopt)
 

@@ -25,7 +25,7 @@ from shoal.types.assignment import Served
 from shoal.types.device import EnergySource, Rest
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import Joules, PerSecond, Seconds, UsdPerHour, Watts
-from shoal.types.workload import Intent, Limits, ModelRef, Preempt, ScheduledWeights, Traffic, WorkloadKey
+from shoal.types.workload import Intent, Limits, ModelRef, Preempt, Quota, ScheduledWeights, Traffic, WorkloadKey
 
 REST = Rest(Watts(60.0), Watts(5.0), Seconds(5.0), "of this test")
 OFTEN = f"(int(now) - {START:.0f}) % 60 < 30"
@@ -161,3 +161,16 @@ def test_it_comes_to_what_a_look_at_everything_comes_to(seed: int) -> None:
         change_something(region, rng)
         region.run(6, tick=2.0)
     assert region.migrations or any(each.code == "MOVE_HELD" for each in region.events), "or nothing was compared"
+
+
+def test_what_may_move_is_not_counted_as_what_stands_as_well() -> None:
+    """Twice, it would take more than its tenant's quota, and never move."""
+    region = CoreRegion(node("n0"), node("n1"))
+    region.costs = {Slot("n0", "cpu0"): UsdPerHour(1.0), Slot("n1", "cpu0"): UsdPerHour(2.0)}
+    moving = intent("moves", migration=MOVES, weights={"cost": 1.0})
+    region.quotas = {moving.key.tenant: Quota(moving.key.tenant, replicas=1)}
+    region.intents = (moving,)
+    region.run(10, tick=1.0)
+    region.costs[Slot("n0", "cpu0")] = UsdPerHour(3.0)
+    region.run(20, tick=1.0)
+    assert len(region.migrations) == 1
