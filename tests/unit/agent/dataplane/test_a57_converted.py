@@ -1,4 +1,5 @@
-"""A57: what messages hold of a front. Those of REST are charged as what they become, and an answer while it waits to become JSON."""
+"""A57: what messages hold of a front. Those of REST are charged as what they become, and an answer while it waits to
+become JSON."""
 
 import asyncio
 import json
