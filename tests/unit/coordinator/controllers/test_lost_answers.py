@@ -28,7 +28,7 @@ def lose_answers(world: RegionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.store, "commit", commit)
 
 
-async def connected(world: RegionFixture) -> FakeAgent:
+async def connect_once(world: RegionFixture) -> FakeAgent:
     agent = FakeAgent(world, "edge-1")
     assert isinstance(await agent.connect(), Welcome)
     await world.region.fleet.on_close(agent.name, agent.epoch)
@@ -36,7 +36,7 @@ async def connected(world: RegionFixture) -> FakeAgent:
 
 
 async def test_a_node_whose_hello_was_stored_unheard_connects_at_its_second_attempt(world: RegionFixture) -> None:
-    agent = await connected(world)
+    agent = await connect_once(world)
     with pytest.MonkeyPatch.context() as patched:
         lose_answers(world, patched)
         assert isinstance(await agent.connect(), Refusal)
@@ -45,7 +45,7 @@ async def test_a_node_whose_hello_was_stored_unheard_connects_at_its_second_atte
 
 
 async def test_a_node_that_was_deleted_unheard_is_deleted_by_the_second_attempt(world: RegionFixture) -> None:
-    agent = await connected(world)
+    agent = await connect_once(world)
     with pytest.MonkeyPatch.context() as patched:
         lose_answers(world, patched)
         with pytest.raises(ShoalError):
