@@ -235,7 +235,7 @@ MUTATIONS = (
         "move-not-stored-with-its-step",
         "persist after acting (in the mover)",
         step.WorkloadsController._step,
-        (("**written.puts,", ""),),
+        ((", **written.puts}", "}"),),
         matrix.NAME,
     ),
     Mutation(

@@ -16,7 +16,7 @@ MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "cross-region": 
 FIRST_SEED = 5000
 CAUGHT_BY = {
     "a-replica-moves-twice": 5009,
-    "agent-takes-any-generation": 5029,
+    "agent-takes-any-generation": 5046,
     "award-not-idempotent": 5005,
     "award-sent-before-persisting": 5017,
     "backoff-without-jitter": 5019,
