@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.types.codes import Code, refuse
-from shoal.types.identity import Identity, parse_name
+from shoal.types.identity import Identity, parse_only_name
 from shoal.types.units import Wall
 
 
@@ -61,9 +60,7 @@ def identity_of_peer(peer: Mapping[str, Any]) -> Identity:
     """The identity of a verified peer, as `getpeercert()` of the ssl module tells it. Raises
     ShoalError(CERT_NAME_INVALID)."""
     uris = [name for kind, name in peer.get("subjectAltName", ()) if kind == "URI"]
-    if len(uris) != 1:
-        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
-    region, role, name = parse_name(uris[0])
+    region, role, name = parse_only_name(uris)
     return Identity(
         region=region,
         role=role,

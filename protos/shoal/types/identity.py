@@ -4,6 +4,7 @@ An identity has one URI name, `shoal://REGION/ROLE/NAME`.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,13 @@ def check_name(name: str, what: str) -> str:
 
 def uri_of(region: str, role: Role, name: str) -> str:
     return f"shoal://{region}/{role}/{name}"
+
+
+def parse_only_name(uris: Sequence[str]) -> tuple[str, Role, str]:
+    """As `parse_name`, of all URI names of a certificate: there has to be one."""
+    if len(uris) != 1:
+        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
+    return parse_name(uris[0])
 
 
 def parse_name(uri: str) -> tuple[str, Role, str]:

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from shoal.types.codes import Code, refuse
-from shoal.types.identity import Identity, parse_name
+from shoal.types.identity import Identity, parse_only_name
 from shoal.types.units import Wall
 
 CERTIFICATE_ERRORS: Final = (
@@ -38,9 +38,7 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity:
         raise refuse(
             Code.CERT_NAME_INVALID, "no readable subject alternative name", "one URI name", "enrol again"
         ) from cause
-    if len(uris) != 1:
-        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
-    region, role, name = parse_name(uris[0])
+    region, role, name = parse_only_name(uris)
     return Identity(
         region=region,
         role=role,
