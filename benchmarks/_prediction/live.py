@@ -41,6 +41,7 @@ from shoal.coordinator.core.prediction.residuals import (
     Residual,
     class_of_device,
     residual_of,
+    with_repeat,
 )
 from shoal.coordinator.core.prediction.roofline import service_parts
 from shoal.types.assignment import Assignment, Measured
@@ -187,8 +188,9 @@ class CaseChoice:
 def live_errors(
     receipts: Mapping[tuple[str, int], Receipt], measured: Mapping[str, tuple[LiveCase, Sequence[Measured]]]
 ) -> list[LiveErrors]:
-    """Every case predicted from its own first warm-up, and from those of all other families."""
-    residuals = {name: _residual(case, receipts, seen[0]) for name, (case, seen) in measured.items()}
+    """Every case predicted from its own first warm-up, and from those of all other families. What a second one differs
+    by, other families tell."""
+    residuals = {name: _residual(case, receipts, seen) for name, (case, seen) in measured.items()}
     found = []
     for case, seen in measured.values():
         receipt, profile = receipts[case.device.name, case.threads], case.profile
@@ -201,7 +203,8 @@ def live_errors(
         parts = service_parts(demand, receipt.rates, profile.precision)
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
-        known = predict(case.device, receipt, profile, profile.precision, measured=seen[0])
+        repeats = others.repeats(_class_of(case))
+        known = predict(case.device, receipt, profile, profile.precision, measured=seen[0], repeats=repeats)
         load = others.load(_class_of(case), load_needs(profile), receipt.provider_bytes)
         calibrated = predict(
             case.device, receipt, profile, profile.precision, demand=demand, correction=correction, load=load
@@ -234,6 +237,7 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
         "b_within_15": _share(np.abs(calibrated) <= _SIDES_WITHIN),
         "coverage_a": _share(_inside(each.known.latency_p50_s, each.later_s) for each in errors),
         "coverage_b": _share(_inside(each.calibrated.latency_p50_s, each.later_s) for each in errors),
+        "width_a": round(median(_width(each.known.latency_p50_s) for each in errors), 3),
         "width_b": round(median(_width(each.calibrated.latency_p50_s) for each in errors), 3),
         "p95_mape": _percent(np.abs(tail)),
         "coverage_p95": _share(_inside(each.calibrated.latency_p95_s, each.measured.latency_p95_s) for each in errors),
@@ -248,13 +252,17 @@ def summary(errors: Sequence[LiveErrors]) -> dict[str, float]:
     }
 
 
-def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], first: Measured) -> Residual | None:
+def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], seen: Sequence[Measured]) -> Residual | None:
+    first = seen[0]
     receipt, demand = receipts[case.device.name, case.threads], _demand(case)
     found = residual_of(
         *(case.name, case.device, receipt.rates, case.profile.precision, demand, first, load_needs(case.profile)),
         provider_bytes=receipt.provider_bytes,
     )
-    return None if found is None else replace(found, device_class=_class_of(case))
+    if found is None:
+        return None
+    found = replace(found, device_class=_class_of(case))
+    return found if len(seen) < 2 else with_repeat(found, found, seen[1], first)
 
 
 def _demand(case: LiveCase) -> ModelDemand:

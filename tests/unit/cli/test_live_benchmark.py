@@ -88,7 +88,7 @@ def test_the_last_line(parts: dict[str, Any]) -> None:
     assert (line["cases"], line["architectures"]) == (2, 2)
     assert 99 < line["memory_worst_under"] <= 100
     assert set(line) == {
-        "a_mape", "b_mape", "b_within_15", "coverage_a", "coverage_b", "width_b", "p95_mape", "coverage_p95",
+        "a_mape", "b_mape", "b_within_15", "coverage_a", "coverage_b", "width_a", "width_b", "p95_mape", "coverage_p95",
         "memory_within_10", "memory_worst_under", "committed_worst_under", "load_within_30", "coverage_load",
             "load_cpu_within_30", "cases", "architectures",
     }  # fmt: skip

@@ -77,6 +77,26 @@ def test_the_tail_of_service_reaches_places_where_the_model_never_ran() -> None:
     assert b'"tail_runs":400' in puts[OF_NODES + "a"]
 
 
+def test_a_second_warm_up_is_kept_with_what_it_differs_by() -> None:
+    region = region_of(p50_s=0.05)
+    region.run(5)
+    (residual,) = region.memory.residuals.values()
+    assert math.isnan(residual.log_repeat)
+    region.agents["a"].p50_s = 0.06
+    region.run(5)
+    (residual,) = region.memory.residuals.values()
+    assert residual.log_repeat == pytest.approx(math.log(1.2))
+    region.run(5)
+    assert list(region.memory.residuals.values()) == [residual], "the same report again is no third warm-up"
+    puts, _ = memory_writes(ReconcilerMemory(), region.memory, {}, ["a"])
+    assert b'"log_repeat":0.18' in puts[OF_NODES + "a"]
+    (trial,) = region.memory.residuals
+    older = replace(residual, profile_version=0)
+    region.memory = replace(region.memory, residuals=region.memory.residuals.set(trial, older))
+    found = remember_afresh(region.world(), "ab", {each.key: each for each in region.intents})
+    assert found.residuals == Map({trial: residual}), "what is computed anew of the same warm-up keeps it"
+
+
 def test_the_tail_of_an_emulated_device_reaches_nowhere() -> None:
     emulated = replace(device(), emulated=True, profile="board")
     region = CoreRegion(node("a", emulated), node("b", emulated), flops={"a": 3e11, "b": 1e11})

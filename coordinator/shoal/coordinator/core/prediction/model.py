@@ -46,6 +46,15 @@ class Correction(NamedTuple):
     tail: Interval
 
 
+class Repeats(NamedTuple):
+    """Within what factor, 1 or more, 90 % of measurements are that repeat one: times it, or divided by it."""
+
+    # The median.
+    p50: float
+    # The 95th percentile.
+    p95: float
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One model on one device."""

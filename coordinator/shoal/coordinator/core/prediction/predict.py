@@ -10,7 +10,7 @@ from shoal.coordinator.core.prediction.load_law import (
     seconds_before_loads,
     sizes_of,
 )
-from shoal.coordinator.core.prediction.model import UNKNOWN, Basis, Correction, Interval, Prediction
+from shoal.coordinator.core.prediction.model import UNKNOWN, Basis, Correction, Interval, Prediction, Repeats
 from shoal.coordinator.core.prediction.roofline import service_seconds, transfer_seconds
 from shoal.coordinator.core.prediction.tails import TAIL_GUESS, tail_factors
 from shoal.types.assignment import Measured, Served
@@ -43,6 +43,7 @@ def predict(
     demand: ModelDemand | None = None,
     correction: Correction | None = None,
     load: LoadEstimate | None = None,
+    repeats: Repeats | None = None,
 ) -> Prediction | Refusal:
     """One model on one device, with one request at once.
 
@@ -51,15 +52,16 @@ def predict(
     measured: from the warm-up of this model on this device; it replaces the analytic figures. served: service since
     then, blended in by count. demand: `demand_of(profile)` where it runs; without it copies between layouts do not
     count. correction: of the receipt's promise, by what the region measured elsewhere. load: of this batch, by
-    what the region loaded elsewhere. Refuses with
-    CAPABILITY_UNMEASURED where neither a receipt nor a measurement says what the device can do.
+    what the region loaded elsewhere. repeats: by how much a warm-up differs from an earlier one, by what the region
+    measured twice. Refuses with CAPABILITY_UNMEASURED where neither a receipt nor a
+    measurement says what the device can do.
     """
     spread = LEAST_SPREAD if receipt is None else max(receipt.spread, LEAST_SPREAD)
     transfer_s = transfer_seconds(device, profile)
     if measured is not None:
         # In its next worker it may be the first one.
         own = receipt.provider_bytes if receipt is not None and measured.joined else 0
-        return _from_measurement(measured, served, profile, spread, batch, transfer_s, own)
+        return _from_measurement(measured, served, profile, spread, batch, transfer_s, own, repeats)
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision)
     if receipt is None or math.isnan(seconds):
@@ -138,10 +140,12 @@ def _from_measurement(
     batch: int,
     transfer_s: float,
     own_bytes: int,
+    repeats: Repeats | None,
 ) -> Prediction:
-    """Warm-up figures, blended with service by request counts: (n warm + m served) / (n + m). Half the interval is the
-    spread, or 1 / sqrt(n + m) if that is more. own_bytes: what the provider takes for itself, where the measured
-    memory is without it."""
+    """Warm-up figures, blended with service by request counts: (n warm + m served) / (n + m). The intervals are what
+    measurements differ by that the region repeated; before there are enough, half of one is the spread, or
+    1 / sqrt(n + m) if that is more. own_bytes: what the provider
+    takes for itself, where the measured memory is without it."""
     served = tuple(each for each in served if each.successes > 0 and not math.isnan(each.latency_p50_s))
     requests = sum(each.successes for each in served)
     samples = max(1, measured.samples)
@@ -155,7 +159,7 @@ def _from_measurement(
         return mean if math.isnan(warm) else warm if math.isnan(mean) else (1 - share) * warm + share * mean
 
     p50 = blend(measured.latency_p50_s, [each.latency_p50_s for each in served])
-    p95 = blend(measured.latency_p95_s, [each.latency_p95_s for each in served])
+    p95 = max(blend(measured.latency_p95_s, [each.latency_p95_s for each in served]), p50)
     joules = blend(measured.joules, [each.joules / max(1, each.requests) for each in served])
     memory = _within(measured.memory_bytes + own_bytes, spread)
     # The warm-up is of one request; what others take beside it is still a prediction.
@@ -163,13 +167,13 @@ def _from_measurement(
     ends = zip(memory, _run_bytes(profile), strict=True)
     sources = {measured.energy_source, *(each.energy_source for each in served)}
     return Prediction(
-        latency_p50_s=_within(p50, half),
-        latency_p95_s=_within(max(p95, p50), half),
+        latency_p50_s=_within(p50, half) if repeats is None else _times(p50, repeats.p50),
+        latency_p95_s=_within(p95, half) if repeats is None else _times(p95, repeats.p95),
         memory_bytes=Interval(*(one + each * further for one, each in ends)),
         load_s=_within(measured.load_s, max(spread, 0.5)),
         # Faster than its link: then the link is another than it says, or not all weights pass it.
         transfer_s=transfer_s if transfer_s <= measured.load_s else math.nan,
-        joules=_energy(_within(joules, half), sources),
+        joules=_energy(_within(joules, half) if repeats is None else _times(joules, repeats.p50), sources),
         energy_source=next(iter(sources)) if len(sources) == 1 else EnergySource.ESTIMATED,
         basis=Basis.HERE,
     )
@@ -178,6 +182,11 @@ def _from_measurement(
 def _within(mid: float, half: float) -> Interval:
     """An interval of a share to both sides; never below 0."""
     return Interval(mid * max(0.0, 1 - half), mid, mid * (1 + half))
+
+
+def _times(mid: float, factor: float) -> Interval:
+    """An interval of a factor to both sides."""
+    return Interval(mid / factor, mid, mid * factor)
 
 
 def _not_below(least: float, interval: Interval) -> Interval:

@@ -21,7 +21,8 @@ from shoal.coordinator.core.prediction.load_law import (
     seconds_law,
     wait_of,
 )
-from shoal.coordinator.core.prediction.model import Correction, Interval
+from shoal.coordinator.core.prediction.model import Correction, Interval, Repeats
+from shoal.coordinator.core.prediction.repeats import repeats_of
 from shoal.coordinator.core.prediction.residual_process import ResidualProcess
 from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
@@ -39,7 +40,7 @@ _MOST_WAIT: Final = 1000.0
 _UNSEEN: Final[Mapping[str, Any]] = {
     "log_ratio": 0.0, "log_ratio_of_sum": 0.0, "load_sizes": None, "memory_bytes": 0.0, "load_s": 0.0,
     "load_cpu_s": 0.0, "log_tail": 0.0, "tail_runs": 0, "memory_sizes": None,
-    "profile_version": 0, "provider_bytes": 0.0,
+    "profile_version": 0, "provider_bytes": 0.0, "log_repeat": 0.0, "log_repeat_p95": 0.0,
 }  # fmt: skip
 """Of a residual, what no prediction reads of the first of a kind."""
 _RATIO_NOISE: Final = 0.005
@@ -72,15 +73,26 @@ class RegionResiduals:
             )
         )
         self._loads = [each for rows in groups.values() for each in rows if each.load_sizes is not None]
+        self._repeated = [each for rows in groups.values() for each in rows if math.isfinite(each.log_repeat)]
+        self._repeats = dict[DeviceClass, Repeats | None]()
         self._memory_laws = dict[str, _MemoryLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
         self._estimates = dict[tuple[DeviceClass, LoadNeeds, float], LoadEstimate]()
+
+    def repeats(self, device_class: DeviceClass) -> Repeats | None:
+        """By how much two warm-ups of a model differ on one device of the class; None where too few were repeated."""
+        if device_class not in self._repeats:  # plans ask from another thread than steps
+            rows = [each for each in self._repeated if each.device_class == device_class]
+            self._repeats[device_class] = repeats_of(rows)
+        return self._repeats[device_class]
 
     def learn(self) -> None:
         """Does now what the first predictions would wait for."""
         self._errors.learn()
         for device_class in {each.device_class for each in self._loads}:
             self._laws_of(device_class)
+        for device_class in {each.device_class for each in self._repeated}:
+            self.repeats(device_class)
 
     def load(self, device_class: DeviceClass, needs: LoadNeeds, provider_bytes: float = 0.0) -> LoadEstimate | None:
         """What loading a model takes, in a worker of its own; None where the region has loaded too few on this class.

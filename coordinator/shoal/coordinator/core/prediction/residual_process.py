@@ -20,16 +20,13 @@ from shoal.coordinator.core.prediction.shared_covariance import (
     covariance,
     mixes,
 )
-from shoal.coordinator.core.prediction.shared_variances import NORMAL_QUANTILE, SharedVariances
+from shoal.coordinator.core.prediction.shared_variances import COVERAGE, LEAST_GROUPS, NORMAL_QUANTILE, SharedVariances
 from shoal.coordinator.core.prediction.transfer.known import Floats, Indices
 from shoal.coordinator.core.prediction.transfer.process import ProcessSettings, robust_solution
 
-_COVERAGE: Final = 0.9
 _MOST_DEVIATIONS, _LEAST_DEVIATION = 3.0, 0.35
 """How far from the median one measurement may pull the predictions of other models; a deviation is 1.48 times the
 median absolute one, and at least a factor of 1.4."""
-_LEAST_GROUPS: Final = 9
-"""Of the errors of fewer even the largest is no 90 % quantile of a further one's: 0.9 (n + 1) is more than n."""
 _MOST_COMPARED: Final = 64
 """Measurements by which assumptions are compared: eight times 64^3 operations are half of what 256^3 are."""
 _MOST_KIND: Final = math.log(MOST_RATIO)
@@ -146,7 +143,7 @@ class ResidualProcess:
 
         Source: Rasmussen, Williams, 2006, equation 5.8; with the scale integrated out, Shah, Wilson, Ghahramani, 2014.
         """
-        if len({each.model for each in self._seen}) < _LEAST_GROUPS or len(self._assumptions) == 1:
+        if len({each.model for each in self._seen}) < LEAST_GROUPS or len(self._assumptions) == 1:
             return self._assumptions[0]
         rows = spread_rows(number_keys([each.device_class for each in self._seen]), _MOST_COMPARED)
         shared, promised = Common(*(each[np.ix_(rows, rows)] for each in shared)), promised[rows]
@@ -213,8 +210,8 @@ class ResidualProcess:
             block = np.linalg.inv(inverse[np.ix_(rows, rows)])
             errors = np.einsum("ij,ji->i", block, solved[np.ix_(rows, rows)])
             scores[rows] = np.abs(errors) / np.sqrt(scale * np.diag(block))
-        found = quantile_of_groups(scores, counted, _COVERAGE)
-        return found if counted.max() + 1 >= _LEAST_GROUPS else max(least, found)
+        found = quantile_of_groups(scores, counted, COVERAGE)
+        return found if counted.max() + 1 >= LEAST_GROUPS else max(least, found)
 
 
 def _kinds(of: Sequence[Residual], promised: Floats, factors: Mapping[str, Floats]) -> _Kinds:

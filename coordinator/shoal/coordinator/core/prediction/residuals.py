@@ -66,6 +66,11 @@ class Residual:
     profile_version: int = 0
     # `Receipt.provider_bytes`, which are in `memory_bytes`; 0: unknown, as in a record of an older version.
     provider_bytes: float = 0.0
+    # Natural logarithm of the median over that of the warm-up before, of the same model at the same shapes on the same
+    # device; NaN without one, on an emulated device, and in a record of an older version.
+    log_repeat: float = math.nan
+    # The same of the 95th percentiles.
+    log_repeat_p95: float = math.nan
 
     @property
     def is_of_sum(self) -> bool:
@@ -130,6 +135,20 @@ def _memory_alone(measured: Measured, provider_bytes: float, *, is_processor: bo
         # It joined another's worker, and a worker of an older agent does not say that.
         return math.nan, 0.0
     return measured.memory_bytes + own, provider_bytes
+
+
+def with_repeat(residual: Residual, seen: Residual | None, measured: Measured, before: Measured | None) -> Residual:
+    """By how much the newest warm-up differs from the one before. residual, seen: of both. An emulated device's runs
+    take what its profile says, and tell nothing."""
+    if seen is None or before is None or math.isnan(residual.log_tail) or residual.load_sizes != seen.load_sizes:
+        return residual
+    if math.isnan(log_tail(before.latency_p50_s, before.latency_p95_s)):
+        return residual
+    return replace(
+        residual,
+        log_repeat=math.log(measured.latency_p50_s / before.latency_p50_s),
+        log_repeat_p95=math.log(measured.latency_p95_s / before.latency_p95_s),
+    )
 
 
 def with_service(

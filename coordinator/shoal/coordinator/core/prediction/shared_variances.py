@@ -6,6 +6,10 @@ from typing import Final, NamedTuple
 NORMAL_QUANTILE: Final = 1.645
 """Half an interval in standard deviations: what normal errors have at 90 %. Where errors within the region are wider,
 these count."""
+COVERAGE: Final = 0.9
+"""Of intervals: the share of measurements that they are meant to hold."""
+LEAST_GROUPS: Final = 9
+"""Of the errors of fewer even the largest is no 90 % quantile of a further one's: 0.9 (n + 1) is more than n."""
 
 
 class SharedVariances(NamedTuple):

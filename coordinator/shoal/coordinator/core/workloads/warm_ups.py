@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -11,7 +12,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
 from shoal.coordinator.core.prediction.demand import demand_of, served_profile, works_on_blocks
 from shoal.coordinator.core.prediction.load_law import load_needs
-from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, residual_of, with_service
+from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, residual_of, with_repeat, with_service
 from shoal.coordinator.core.workloads.model import RegionState
 from shoal.types.assignment import Assignment, Measured, Observed
 from shoal.types.profile import ModelProfile
@@ -109,6 +110,10 @@ def remember_warm_ups(
             residual = None if one is None else _residual(world, state, one, observed, intents.get(one.workload))
             if is_same and residual is None and seen is not None and seen.is_plausible:
                 continue  # what is known of its load stays, until a receipt says what the device promises
+            if residual is not None and is_same and seen is not None:
+                residual = replace(residual, log_repeat=seen.log_repeat, log_repeat_p95=seen.log_repeat_p95)
+            elif residual is not None:
+                residual = with_repeat(residual, seen, observed.measured, before)
             known = known.set(trial, observed.measured)
             gone = trial if residual is None else _replaced(residuals, trial, residual)
             if gone is not None:
