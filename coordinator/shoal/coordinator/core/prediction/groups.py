@@ -38,13 +38,16 @@ def number_architectures(seen: Sequence[Residual], apart: Floats) -> Indices:
 
 def quantile_of_groups(scores: Floats, groups: Indices, share: float) -> float:
     """Below which a further group's score is with the probability `share`: each counts once, however many scores it
-    has. Of too few groups the largest score."""
+    has. Of too few groups the largest score.
+
+    Of n scores a further one is at most the k-th with the probability k / (n + 1); between two of them it is taken to
+    grow linearly, as in definition 6 of Hyndman, Fan, Sample quantiles in statistical packages, The American
+    Statistician 50(4), 1996.
+    """
     count = int(groups.max()) + 1
-    order = np.argsort(scores)
-    counted = np.cumsum(1 / np.bincount(groups)[groups][order])
-    # Sums of fractions may be short of a whole one.
-    rank = int(np.searchsorted(counted, share * (count + 1) - 1e-9))
-    return float(scores[order][min(rank, len(scores) - 1)])
+    values, which = np.unique(scores, return_inverse=True)
+    counted = np.cumsum(np.bincount(which, 1 / np.bincount(groups)[groups]))
+    return float(np.interp(share * (count + 1), counted, values))
 
 
 def spread_rows(classes: Indices, most: int) -> Indices:
