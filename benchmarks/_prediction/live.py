@@ -203,7 +203,7 @@ def live_errors(
         parts = service_parts(demand, receipt.rates, profile.precision)
         mix = tuple(part / math.fsum(parts) for part in parts)
         correction = others.correction(case.name, _class_of(case), mix)
-        repeats = others.repeats(_class_of(case))
+        repeats = others.repeats.get(_class_of(case))
         known = predict(case.device, receipt, profile, profile.precision, measured=seen[0], repeats=repeats)
         load = others.load(_class_of(case), load_needs(profile), receipt.provider_bytes)
         calibrated = predict(

@@ -34,6 +34,7 @@ from shoal.coordinator.core.placement.columns import DeviceColumns, Excluded, Mo
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Poisoning, Trial, Triple
 from shoal.coordinator.core.placement.solve import Level, Solver
+from shoal.coordinator.core.prediction.shared_variances import LEAST_GROUPS
 from shoal.coordinator.core.workloads import kept
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, next_placement
 from shoal.coordinator.core.workloads.kept import KeptDecisions
@@ -44,7 +45,7 @@ from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Role
 from shoal.types.migration import MigrationRule
-from shoal.types.profile import KernelCost
+from shoal.types.profile import KERNEL_KINDS, KernelCost
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.types.workload import Intent, ModelRef, Preempt, Quota, Spread, Standby, WorkloadKey
 
@@ -1071,3 +1072,34 @@ def test_equal_devices_of_two_architectures_are_judged_apart() -> None:
     region.run(10)
     assert region.decision is not None
     assert [each.node for each in region.decision.plan.workloads[0].targets] == ["b"]
+
+
+def test_places_where_a_model_was_measured_are_judged_anew_once_measurements_were_repeated() -> None:
+    """Nothing changes about `n0`, neither what was measured there, nor the node. What others were measured twice says
+    that a bound may not hold there."""
+    names = [f"n{at}" for at in range(LEAST_GROUPS + 1)]
+    region = CoreRegion(*map(node, names), flops=dict.fromkeys(names, 1e11))
+    digests = [f"sha256:{at + 7:064x}" for at in range(len(names))]
+    region.profiles = {
+        digest: replace(profile(digest), kernels=(KernelCost(kind, 2.0, 1e9, 1e7, 1e6),))
+        for digest, kind in zip(digests, KERNEL_KINDS, strict=False)
+    }
+
+    def asked(name: str, at: int, bound: float | None = None) -> Intent:
+        models = (ModelRef("model.onnx", digests[at], ""),)
+        limit = None if bound is None else Seconds(bound)
+        return intent(name, models=models, where=f'node.name == "{names[at]}"', latency_p95_s=limit)
+
+    region.intents = tuple(asked(name, at) for at, name in enumerate(names))
+    region.run(10)
+    region.intents = (*region.intents, asked("early", 0, 0.03))
+    region.run(10)
+    assert {one.workload.name for one in region.desired["n0"].assignments} == {"n0", "early"}
+    for name in names[1:]:
+        region.agents[name].p50_s *= 1.6
+    region.run(10)
+    scope = Scope(inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)))
+    assert [each.p50 for each in scope.residuals.repeats.values()] == [pytest.approx(1.6)]
+    region.intents = (*region.intents, asked("late", 0, 0.03))
+    region.run(10)
+    assert "late" not in {one.workload.name for one in region.desired["n0"].assignments}

@@ -316,6 +316,8 @@ class _Figures:
         """Grows when a kind is judged."""
         self.residuals: object = None
         """From what the figures of kinds that were not measured are learnt."""
+        self.repeats: object = None
+        """From what the intervals of the others are."""
         self.judged: Flags = np.zeros(0, dtype=np.bool_)
         self.feasible: Flags = np.zeros(0, dtype=np.bool_)
         self.awake: Floats = np.zeros(0)
@@ -1082,8 +1084,10 @@ class DeviceColumns:
         judged = 0
         for model, figures in zip(models, table.figures, strict=True):
             if figures.residuals is not scope.inputs.residuals:
-                figures.forget(figures.model.unmeasured_kinds)
-                figures.residuals = scope.inputs.residuals
+                repeats = scope.residuals.repeats
+                is_same = repeats == figures.repeats
+                figures.forget(figures.model.unmeasured_kinds if is_same else range(len(figures.judged)))
+                figures.residuals, figures.repeats = scope.inputs.residuals, repeats
             if figures.version != figures.model.version:
                 left = None if most is None else most - judged
                 judged += self._fill_kinds(figures, scope, intent, require, limits, model, left)

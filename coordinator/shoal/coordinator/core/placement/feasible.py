@@ -270,7 +270,7 @@ class Scope:
         demand = None if known is not None else self.demand(profile, state, device, precision)
         missed = None if demand is None else self._correction(model, device, receipt, precision, demand)
         load = None if known is not None else self._load(profile, device, receipt, intent.max_batch)
-        repeats = None if known is None else self.residuals.repeats(class_of_device(device))
+        repeats = None if known is None else self.residuals.repeats.get(class_of_device(device))
         answer = predict(
             device, receipt, profile, precision, intent.max_batch, known, served, demand, missed, load, repeats
         )

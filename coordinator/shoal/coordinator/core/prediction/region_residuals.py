@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 from immutables import Map
@@ -74,25 +74,25 @@ class RegionResiduals:
         )
         self._loads = [each for rows in groups.values() for each in rows if each.load_sizes is not None]
         self._repeated = [each for rows in groups.values() for each in rows if math.isfinite(each.log_repeat)]
-        self._repeats = dict[DeviceClass, Repeats | None]()
         self._memory_laws = dict[str, _MemoryLaw | None]()
         self._seconds_laws = dict[DeviceClass, tuple[LoadLaw, LoadWait] | None]()
         self._estimates = dict[tuple[DeviceClass, LoadNeeds, float], LoadEstimate]()
 
-    def repeats(self, device_class: DeviceClass) -> Repeats | None:
-        """By how much two warm-ups of a model differ on one device of the class; None where too few were repeated."""
-        if device_class not in self._repeats:  # plans ask from another thread than steps
-            rows = [each for each in self._repeated if each.device_class == device_class]
-            self._repeats[device_class] = repeats_of(rows)
-        return self._repeats[device_class]
+    @cached_property
+    def repeats(self) -> Mapping[DeviceClass, Repeats]:
+        """By how much two warm-ups of a model differ on one device, by class; without those of which too few tell."""
+        of_class = defaultdict[DeviceClass, list[Residual]](list)
+        for each in self._repeated:
+            of_class[each.device_class].append(each)
+        known = {device_class: repeats_of(rows) for device_class, rows in of_class.items()}
+        return {device_class: repeats for device_class, repeats in known.items() if repeats is not None}
 
     def learn(self) -> None:
         """Does now what the first predictions would wait for."""
         self._errors.learn()
         for device_class in {each.device_class for each in self._loads}:
             self._laws_of(device_class)
-        for device_class in {each.device_class for each in self._repeated}:
-            self.repeats(device_class)
+        _ = self.repeats
 
     def load(self, device_class: DeviceClass, needs: LoadNeeds, provider_bytes: float = 0.0) -> LoadEstimate | None:
         """What loading a model takes, in a worker of its own; None where the region has loaded too few on this class.

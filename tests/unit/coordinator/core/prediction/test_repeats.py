@@ -58,9 +58,9 @@ def factors(log_repeat: float) -> Repeats:
 
 def test_nine_in_ten_of_those_measured_twice_are_inside() -> None:
     seen = [repeated(0.01 * number * (-1) ** number, number) for number in range(1, 20)]
-    found = RegionResiduals(seen).repeats(BOARD)
+    found = RegionResiduals(seen).repeats[BOARD]
     assert found == pytest.approx(factors(0.18)), "the 18th of 19, since a twentieth may be anything"
-    assert RegionResiduals(seen).repeats(BOX) is None, "nothing was measured twice there"
+    assert BOX not in RegionResiduals(seen).repeats, "nothing was measured twice there"
 
 
 def test_too_few_tell_nothing() -> None:
@@ -82,8 +82,7 @@ def test_a_model_and_its_near_copies_count_once() -> None:
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=9, max_size=40))
 def test_whatever_was_reported_an_interval_ends_at_a_factor_of_two(repeats: list[float]) -> None:
     seen = [repeated(each, number) for number, each in enumerate(repeats)]
-    found = RegionResiduals(seen).repeats(BOARD)
-    assert found is not None
+    found = RegionResiduals(seen).repeats[BOARD]
     assert all(1 <= each <= 2 + 1e-9 for each in found)
 
 
