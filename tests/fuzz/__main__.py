@@ -4,7 +4,8 @@ To instrument what is fuzzed takes 12 s, and is done once: each target then runs
 this one. Its end is told by a line of standard output, its status; what it printed lies in FOLDER/log.
 
 The inputs are led by the coverage that they reach. The corpus lies in FOLDER/corpus. What was found lies in FOLDER when
-the status is not 0: its input, as libFuzzer names it. One line of JSON in FOLDER/codes.json counts how inputs were taken.
+the status is not 0: its input, as libFuzzer names it. One line of JSON in FOLDER/codes.json counts how inputs were
+taken.
 """
 
 import json
