@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack
+from harness.cluster.stack import WAIT_TIMEOUT_S, DevStack, HarnessControl
 from harness.faults.disk import compile_disk, disk_latency, slow_disk_environment
 from harness.faults.netns import NetnsNetwork, network
 from harness.faults.preload import compile_library, preload_command
@@ -23,7 +23,6 @@ from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.client import Contexts
 from shoal.devstack import layout
-from shoal.devstack.control import Control
 from shoal.devstack.layout import StackMember
 from shoal.devstack.process_supervisor import ProcessSupervisor
 from shoal.v1 import operator_pb2
@@ -31,7 +30,7 @@ from shoal.v1 import operator_pb2
 TESTS = Path(__file__).parents[2]
 
 
-class NetnsControl(Control):
+class NetnsControl(HarnessControl):
     """`shoal dev up`, but every member has its own address."""
 
     def __init__(

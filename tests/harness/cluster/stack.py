@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from harness.clients.oip import GrpcClient, InferenceError, Tensor
+from harness.cluster import measured_processor
 from harness.crypto.pki import CertificateFiles
 from harness.measure.history import CallHistory, CallOutcome, HistoryVerdict, check_histories
 from harness.models.synthetic import relu
@@ -26,10 +27,12 @@ from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, Contexts, RegionClient
 from shoal.devstack.control import Control, RunningStack, context_of
-from shoal.devstack.layout import StackOptions
+from shoal.devstack.layout import StackLayout, StackMember, StackOptions
 from shoal.types.codes import Code, ShoalError
+from shoal.types.receipt import Receipt
 from shoal.types.units import Wall
 from shoal.v1 import operator_pb2
+from shoal.wire import nouns
 from shoal.wire.enrol import redeem
 
 WAIT_TIMEOUT_S = 60.0
@@ -39,17 +42,30 @@ Process = tuple[int, float]
 """(pid, start time): identifies a process even if its pid is used again."""
 
 
+class HarnessControl(Control):
+    """`shoal dev up`, but agents that begin take over what an earlier one measured of this machine's processor."""
+
+    def _enrol(self, api: RegionClient, stack: StackLayout, member: StackMember) -> None:
+        super()._enrol(api, stack, member)
+        state = self.folder / member.name
+        if member.role == "agent" and not (state / "journal").exists():
+            measured_processor.hand_to(member.name, state)
+
+
 class DevStack:
     """One region under `folder`, up from `up()` to `down()`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.contexts = Contexts(folder / "home")
-        self.control = Control(folder / "dev", self.contexts, free_ports)
+        self.control: Control = HarnessControl(folder / "dev", self.contexts, free_ports)
         self._up: RunningStack | None = None
 
     def up(self, asked: StackOptions) -> None:
         self._up = self.control.up(asked, lambda text: None)
+        with self.api() as api:
+            found = api.get("devices").devices
+        measured_processor.keep(nouns.from_wire(Receipt, each.receipt) for each in found if each.receipt.node)
 
     def down(self) -> None:
         """Nothing of it runs on return."""
