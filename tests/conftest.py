@@ -1,5 +1,6 @@
 """Options of all tests; what the rows of the fault and attack tables leave in the report."""
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -14,10 +15,18 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Hypothesis allows by default, and drawing the first few more than its second.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+# What tests are made of lives as long as the process: no search for cycles is to visit it, least of all while it grows.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Rewrite the files in tests/unit/cli/golden.")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -246,7 +246,7 @@ def test_nodes_that_fall_silent_one_by_one_leave_the_routes_one_by_one(apart_s: 
     """Within `lost_after` or long after: only what is cut off at once is probably not dead."""
     region = region_of_two()
     region.agents["a"].heard = False
-    region.run(apart_s)
+    region.run(apart_s, tick=2.0 if apart_s > 10.0 else 0.5)
     assert region.routed_nodes("gw") == ["b"]
     region.agents["b"].heard = False
     for _ in range(100):
