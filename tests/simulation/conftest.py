@@ -6,9 +6,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "100")), help="seeded runs to play")
+    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "60")), help="seeded runs to play")
     parser.addoption(
-        "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
+        "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "150")), help="seeded trades to play"
     )
     parser.addoption(
         "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "72")), help="cells to play"
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--request-seeds",
         type=int,
-        default=int(os.environ.get("SHOAL_REQUEST_SEEDS", "60")),
+        default=int(os.environ.get("SHOAL_REQUEST_SEEDS", "50")),
         help="seeded runs about requests to play",
     )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))

@@ -14,8 +14,8 @@ from shoal.simulator.scenarios.region_faults import REGION_FAULTS
 from shoal.simulator.scenarios.region_run import RegionScenario, run_seed
 from shoal.types.codes import Code
 
-RUNS = 15
-POWER_SEEDS = 20
+RUNS = 8
+POWER_SEEDS = 10
 RETRYABLE = {Code.WORKER_CRASHED, Code.REPLICA_UNREACHABLE, Code.MODEL_NOT_READY}
 
 

@@ -19,8 +19,9 @@ from shoal.simulator.run.seeds import RUN_BY_SCENARIO, replay, run_seeds
 from shoal.simulator.scenarios.region_run import CONVERGE_TIMEOUT_S, RunOutcome
 
 JOBS = os.cpu_count() or 1
-SMOKE = 12
-IDLE_SEEDS = 20
+SMOKE = 8
+IDLE_SEEDS = 12
+CALM_SEEDS = 10
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -54,7 +55,7 @@ def test_f49_every_seed_is_safe_and_then_converges(seeds: range) -> None:
         map(describe_outcome, failed[:10])
     )
     assert max(settled) <= CONVERGE_TIMEOUT_S
-    if len(outcomes) >= 100:  # a fault that never struck was not survived
+    if len(outcomes) >= 60:  # a fault that never struck was not survived
         assert min(struck.values()) > 0, struck
 
 
@@ -65,7 +66,7 @@ def test_seeds_that_once_failed() -> None:
 
 
 def test_a_calm_region_comes_up_and_loses_no_request() -> None:
-    for outcome in run_seeds(range(20), "calm", JOBS):
+    for outcome in run_seeds(range(CALM_SEEDS), "calm", JOBS):
         assert not outcome.violations, describe_outcome(outcome)
         assert set(outcome.counts) <= {"ok", "MODEL_NOT_READY"}, outcome  # not ready: its only model is a poisoned one
 
