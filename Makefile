@@ -232,4 +232,4 @@ bench: $(TEST_STAMP) ## the benchmarks, as ratios in one run
 	$(BIN)/shoal bench
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(SIMULATED)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(SIMULATED) .types.log
