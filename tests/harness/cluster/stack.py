@@ -26,6 +26,7 @@ from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, Contexts, RegionClient
+from shoal.devstack.bootstrap import Say
 from shoal.devstack.control import Control, RunningStack, context_of
 from shoal.devstack.layout import StackLayout, StackMember, StackOptions
 from shoal.types.codes import Code, ShoalError
@@ -45,6 +46,13 @@ Process = tuple[int, float]
 class HarnessControl(Control):
     """`shoal dev up`, but agents that begin take over what an earlier one measured of this machine's processor."""
 
+    def up(self, asked: StackOptions, say: Say) -> RunningStack:
+        started = super().up(asked, say)
+        with RegionClient(started.operator) as api:
+            found = api.get("devices").devices
+        measured_processor.keep(nouns.from_wire(Receipt, each.receipt) for each in found if each.receipt.node)
+        return started
+
     def _enrol(self, api: RegionClient, stack: StackLayout, member: StackMember) -> None:
         super()._enrol(api, stack, member)
         state = self.folder / member.name
@@ -63,9 +71,6 @@ class DevStack:
 
     def up(self, asked: StackOptions) -> None:
         self._up = self.control.up(asked, lambda text: None)
-        with self.api() as api:
-            found = api.get("devices").devices
-        measured_processor.keep(nouns.from_wire(Receipt, each.receipt) for each in found if each.receipt.node)
 
     def down(self) -> None:
         """Nothing of it runs on return."""

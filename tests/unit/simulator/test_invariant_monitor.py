@@ -9,7 +9,7 @@ import pytest
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.ports import StaleRevision
-from shoal.simulator.checkers.invariants import MAX_STEPS_PER_S, InvariantMonitor, StepLivelock
+from shoal.simulator.checkers.invariants import AUDIT_EVERY, MAX_STEPS_PER_S, InvariantMonitor, StepLivelock
 from shoal.simulator.world.loop import VirtualLoop, run
 from shoal.simulator.world.world import SimWorld
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -53,3 +53,21 @@ def test_neither_is_a_livelock_of_steps_lost() -> None:
 
     (failure,) = run(scenario)
     assert "StepLivelock" in failure
+
+
+def test_one_of_so_many_steps_is_audited() -> None:
+    async def scenario(loop: VirtualLoop) -> list[bool]:
+        audited = list[bool]()
+
+        async def step() -> None:
+            audited.append(workloads.auditor is not None)
+            raise ShoalError(Refusal(Code.STORE_FULL))
+
+        workloads = SimpleNamespace(step=step, auditor=None)
+        InvariantMonitor(SimWorld(loop, 1), cast("RegionalCoordinator", SimpleNamespace(workloads=workloads)), {})
+        for _ in range(2 * AUDIT_EVERY):
+            with pytest.raises(ShoalError):
+                await workloads.step()
+        return audited
+
+    assert run(scenario) == 2 * [*(AUDIT_EVERY - 1) * [False], True]
