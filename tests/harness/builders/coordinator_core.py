@@ -43,7 +43,7 @@ from shoal.types.assignment import (
     Status,
     Subscriptions,
 )
-from shoal.types.codes import Code
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.latency import Counts, bucket_of
 from shoal.types.migration import Against, MigrationRule, PackRef, Recording, Verdict
@@ -234,9 +234,18 @@ def fleet_of(*nodes: Node, now: float = 0.0, flops: Mapping[str, float] | None =
         measured = tuple(receipt(each, on, flops=rate, **more) for on in each.devices)
         fleet, refusals = updates.merge_receipts(fleet, each.name, measured, Elapsed(now), wall)
         assert not refusals
-        fleet, refusals = updates.merge_status(fleet, each.name, 1, status(each, 1, at=now), Elapsed(now), wall)
+        fleet, refusals = merge_status(fleet, each.name, 1, status(each, 1, at=now), Elapsed(now), wall)
         assert not refusals
     return update_liveness(fleet, Elapsed(now))[0]
+
+
+def merge_status(
+    fleet: Fleet, node: str, epoch: int, told: Status, now: Elapsed, wall: Wall
+) -> tuple[Fleet, tuple[Refusal, ...]]:
+    """The fleet after a node's status, and what of it was refused; the same fleet where nothing of it counts."""
+    known = fleet.nodes.get(node)
+    state, refusals = updates.with_status(known, node, epoch, told, now, wall)
+    return (fleet if state is None or state is known else fleet.with_node(state)), refusals
 
 
 def status(of: Node, sequence: int, *, at: float, epoch: int = 1, **changes: Any) -> Status:
@@ -531,7 +540,7 @@ class CoreRegion:
                     readings=self._readings(name), agreement_counts=agent.agreement_counts,
                     front_ready=agent.front_ready, subscriptions=agent.subscriptions,
                 )  # fmt: skip
-                self.fleet, refusals = updates.merge_status(self.fleet, name, agent.epoch, beat, now, wall)
+                self.fleet, refusals = merge_status(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals
                 for key, by in agent.recorded.items():
                     pack = PackRef(f"sha256:{by}", Bytes(1000), 16, answers=True)

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.builders.agent_values import assignment, at
-from harness.builders.coordinator_core import fleet_of, node
+from harness.builders.coordinator_core import fleet_of, merge_status, node
 from shoal.agent.core import link_session
 from shoal.agent.core.assignment import machine, report, states
 from shoal.agent.core.link_session import NodeReport, ReportCursor, next_status
-from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.types.assignment import (
     MAX_INGRESS,
@@ -58,7 +57,7 @@ def report_to(fleet: Fleet, status: Status) -> Fleet:
     """The coordinator, of what it decodes."""
     heard = from_agent_from_wire(read(from_agent_to_wire(status).SerializeToString()))
     assert heard == status
-    fleet, refusals = updates.merge_status(fleet, "gw", 1, status, Elapsed(0.0), WALL)
+    fleet, refusals = merge_status(fleet, "gw", 1, status, Elapsed(0.0), WALL)
     assert refusals == ()
     return fleet
 

@@ -18,13 +18,13 @@ from harness.builders.coordinator_core import (
     fleet_of,
     inputs,
     intent,
+    merge_status,
     node,
     observation,
     profile,
     status,
 )
 from shoal.coordinator import codec
-from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.placement.explain import TOOK_ITS_PLACE
 from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.place import place
@@ -294,7 +294,7 @@ def test_what_many_that_come_back_gain_is_looked_at_once(fast: bool, monkeypatch
     held = {each.name: first.desired[each.name][0] for each in nodes}
     for each in nodes:
         beat = status(each, 2, at=1.0, observed=(observation(held[each.name], Phase.READY),))
-        fleet, _ = updates.merge_status(fleet, each.name, 1, beat, Elapsed(1.0), Wall(START + 1.0))
+        fleet, _ = merge_status(fleet, each.name, 1, beat, Elapsed(1.0), Wall(START + 1.0))
     left_out = frozenset(held[each.name].id for each in nodes[:gone])
     looked: list[object] = []
     gain = Solver.gain

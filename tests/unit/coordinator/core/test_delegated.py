@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from harness.builders.coordinator_core import CoreRegion, device, fleet_of, intent, node, observation, status
-from shoal.coordinator.core.fleet import updates
+from harness.builders.coordinator_core import (
+    CoreRegion,
+    device,
+    fleet_of,
+    intent,
+    merge_status,
+    node,
+    observation,
+    status,
+)
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.core.workloads.routes import gateways
@@ -130,7 +138,7 @@ def test_gateways_that_others_may_meet() -> None:
 
 def with_status(fleet: Fleet, name: str, sequence: int, *agreement_counts: AgreementCounts) -> Fleet:
     beat = status(fleet.nodes[name].node, sequence, at=0.0, agreement_counts=agreement_counts)
-    fleet, refusals = updates.merge_status(fleet, name, 1, beat, Elapsed(0.0), Wall(0.0))
+    fleet, refusals = merge_status(fleet, name, 1, beat, Elapsed(0.0), Wall(0.0))
     assert len(refusals) == sum(counts.requests < 0 for counts in agreement_counts)
     return fleet
 

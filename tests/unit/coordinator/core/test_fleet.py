@@ -17,6 +17,7 @@ from harness.builders.coordinator_core import (
     fleet_of,
     inputs,
     intent,
+    merge_status,
     node,
     observation,
     reading,
@@ -52,7 +53,7 @@ def at(seconds: float) -> tuple[Elapsed, Wall]:
 
 
 def with_heartbeat(fleet: Fleet, of: Node, sequence: int, seconds: float, **changes: Any) -> Fleet:
-    fleet, refusals = updates.merge_status(
+    fleet, refusals = merge_status(
         fleet, of.name, fleet.nodes[of.name].epoch, status(of, sequence, at=seconds, **changes), *at(seconds)
     )
     assert refusals == ()
@@ -85,14 +86,14 @@ def test_full_replaces_and_a_delta_amends() -> None:
 def test_replayed_late_and_foreign_messages_change_nothing() -> None:
     fleet = with_heartbeat(fleet_of(A), A, 5, 1.0, observed=(observation(assignment(), Phase.READY),))
     for sequence in (5, 4, 1):
-        again, refusals = updates.merge_status(fleet, "a", 1, status(A, sequence, at=2.0), *at(2.0))
+        again, refusals = merge_status(fleet, "a", 1, status(A, sequence, at=2.0), *at(2.0))
         assert again is fleet
         assert refusals == ()
     for epoch, message in ((2, status(A, 9, at=2.0, epoch=2)), (1, status(A, 9, at=2.0, epoch=0))):
-        again, refusals = updates.merge_status(fleet, "a", epoch, message, *at(2.0))
+        again, refusals = merge_status(fleet, "a", epoch, message, *at(2.0))
         assert again is fleet
         assert [refusal.code for refusal in refusals] == [Code.EPOCH_STALE]
-    again, refusals = updates.merge_status(fleet, "a", 1, status(node("b"), 9, at=2.0), *at(2.0))
+    again, refusals = merge_status(fleet, "a", 1, status(node("b"), 9, at=2.0), *at(2.0))
     assert again is fleet
     assert [refusal.code for refusal in refusals] == [Code.NODE_MISMATCH]
     assert updates.connect(fleet, A, 1, *at(2.0)) is fleet
@@ -291,7 +292,7 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
     first, second = device("cpu0"), device("gpu0", kind="gpu")
     two = node("a", first, second)
     message = status(two, 2, at=1.0, readings=(reading(first, **{field: value}), reading(second, free=GIB)))
-    fleet, refusals = updates.merge_status(fleet_of(two), "a", 1, message, *at(1.0))
+    fleet, refusals = merge_status(fleet_of(two), "a", 1, message, *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert fleet.nodes["a"].readings["cpu0"].utilisation == 0.1
     assert fleet.nodes["a"].readings["gpu0"].free_bytes == GIB
@@ -305,9 +306,9 @@ def test_a_device_that_does_not_answer_says_why_and_since_when() -> None:
     absurd, stranger = replace(silent, since=Wall(-1e300)), replace(silent, device="gpu7")
     for told, known in (((silent, stranger), {"gpu0": silent}), ((absurd,), {})):
         message = status(two, 2, at=1.0, readings=(reading(first),), silent=told)
-        fleet, _ = updates.merge_status(fleet_of(two), "a", 1, message, *at(1.0))
+        fleet, _ = merge_status(fleet_of(two), "a", 1, message, *at(1.0))
         assert fleet.nodes["a"].silent == known
-    fleet, _ = updates.merge_status(
+    fleet, _ = merge_status(
         fleet, "a", 1, status(two, 3, at=2.0, readings=(reading(first),), silent=(silent,)), *at(2.0)
     )
     (plan,) = place(inputs(fleet, intent())).workloads
@@ -322,7 +323,7 @@ def test_a35_counts_of_latencies_that_cannot_be_are_refused(latencies: tuple[int
     served = Served("eu", 5, 0, Seconds(0.01), Seconds(0.02), Joules(1.0), EnergySource.ESTIMATED)
     fine, lying = (observation(assignment(name), Phase.READY, served=(served,)) for name in ("a-1", "a-2"))
     both = (replace(fine, latencies=(1, 4)), replace(lying, latencies=latencies))
-    fleet, refusals = updates.merge_status(fleet_of(A), "a", 1, status(A, 2, at=1.0, observed=both), *at(1.0))
+    fleet, refusals = merge_status(fleet_of(A), "a", 1, status(A, 2, at=1.0, observed=both), *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert set(fleet.nodes["a"].observed) == {"a-1"}
 
@@ -336,7 +337,7 @@ def test_a35_counts_of_ingress_that_cannot_be_are_refused(field: str, count: int
     more = replace(other, requests=9, answered=9)
     changes: dict[str, Any] = {field: count}
     lying = status(A, 3, at=2.0, ingress=(replace(told, **changes), more))
-    fleet, refusals = updates.merge_status(fleet, "a", 1, lying, *at(2.0))
+    fleet, refusals = merge_status(fleet, "a", 1, lying, *at(2.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert {each.origin: each for each in fleet.nodes["a"].ingress} == {"x": told, "y": more}
 
@@ -362,7 +363,7 @@ def test_a59_a_replica_that_answered_nothing_yet_puts_its_node_in_no_quarantine(
         told = status(
             A, sequence, at=float(sequence), observed=(observation(assignment(), Phase.READY, served=(served,)),)
         )
-        fleet, refusals = updates.merge_status(fleet, "a", 1, told, *at(float(sequence)))
+        fleet, refusals = merge_status(fleet, "a", 1, told, *at(float(sequence)))
         assert refusals == ()
     assert (fleet.nodes["a"].quarantined, fleet.nodes["a"].strikes) == (False, 0)
     (seen,) = fleet.nodes["a"].observed.values()
@@ -372,7 +373,7 @@ def test_a59_a_replica_that_answered_nothing_yet_puts_its_node_in_no_quarantine(
 @pytest.mark.parametrize("stamp", [*ABSURD, math.nan])
 def test_f35_a_stamp_that_no_clock_shows_is_refused(stamp: float) -> None:
     lying = status(A, 2, at=1.0, taken_at=Wall(stamp), readings=())
-    fleet, refusals = updates.merge_status(fleet_of(A), "a", 1, lying, *at(1.0))
+    fleet, refusals = merge_status(fleet_of(A), "a", 1, lying, *at(1.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert fleet.nodes["a"].skew_s == 0.0
 
@@ -389,12 +390,12 @@ def test_f27_a_clock_that_is_wrong_is_no_lie(ahead_s: float) -> None:
     assert refusals == ()
     assert fleet.nodes["a"].receipts["cpu0"] == measured
     told = status(A, 1, at=2.0, epoch=2, taken_at=stamped, readings=(reading(A.devices[0], free=GIB, at=stamped),))
-    fleet, refusals = updates.merge_status(fleet, "a", 2, told, *at(2.0))
+    fleet, refusals = merge_status(fleet, "a", 2, told, *at(2.0))
     assert refusals == ()
     assert fleet.nodes["a"].readings["cpu0"].free_bytes == GIB
     assert fleet.nodes["a"].skew_s == pytest.approx(1.0 - ahead_s)
     right = status(A, 2, at=3.0, epoch=2)
-    assert not updates.merge_status(fleet, "a", 2, right, *at(3.0))[0].nodes["a"].is_skewed
+    assert not merge_status(fleet, "a", 2, right, *at(3.0))[0].nodes["a"].is_skewed
 
 
 def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:
@@ -404,7 +405,7 @@ def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:
             A, sequence, at=1.0 + sequence, readings=(reading(A.devices[0], power_w=-5.0),),
             observed=(observation(assignment(), Phase.READY, measured=replace(warm(), load_s=Seconds(math.inf))),),
         )  # fmt: skip
-        fleet, refusals = updates.merge_status(fleet, "a", 1, bad, *at(1.0 + sequence))
+        fleet, refusals = merge_status(fleet, "a", 1, bad, *at(1.0 + sequence))
         assert len(refusals) == 2
     state = fleet.nodes["a"]
     assert state.quarantined
@@ -540,8 +541,8 @@ def test_law_no_message_breaks_the_view_and_a_replay_changes_nothing(received: l
     fleet = fleet_of(A)
     for index, message in enumerate(received):
         now, wall = at(10.0 + index)
-        fleet, _ = updates.merge_status(fleet, "a", message.epoch, message, now, wall)
-        again, _ = updates.merge_status(fleet, "a", message.epoch, message, now, wall)
+        fleet, _ = merge_status(fleet, "a", message.epoch, message, now, wall)
+        again, _ = merge_status(fleet, "a", message.epoch, message, now, wall)
         assert again is fleet
         state = fleet.nodes["a"]
         assert all(math.isnan(each.power_w) or 0 <= each.power_w <= 1e5 for each in state.readings.values())

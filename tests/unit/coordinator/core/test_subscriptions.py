@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from harness.builders.coordinator_core import CoreRegion, intent, node, status
-from shoal.coordinator.core.fleet import updates
+from harness.builders.coordinator_core import CoreRegion, intent, merge_status, node, status
 from shoal.types.assignment import Subscriptions
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -121,7 +120,7 @@ def test_a_status_says_all_that_a_node_subscribes_to_or_nothing() -> None:
 
     def after(sequence: int, subscriptions: Subscriptions | None) -> tuple[Subscriptions | None, list[str]]:
         said = status(asks, sequence, at=1.0, subscriptions=subscriptions)
-        region.fleet, refusals = updates.merge_status(region.fleet, "asks", 1, said, Elapsed(1.0), Wall(1.0))
+        region.fleet, refusals = merge_status(region.fleet, "asks", 1, said, Elapsed(1.0), Wall(1.0))
         return region.fleet.nodes["asks"].subscriptions, [each.code for each in refusals]
 
     region.fleet = region.fleet.with_node(replace(region.fleet.nodes["asks"], sequence=1))

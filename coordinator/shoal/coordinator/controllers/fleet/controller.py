@@ -40,13 +40,13 @@ from shoal.coordinator.core.fleet.updates import (
     mark_link_lost,
     mark_link_restored,
     merge_receipts,
-    merge_status,
     remove_node,
     restore,
     revoke,
     with_cordon,
     with_duplicate,
     with_labels,
+    with_status,
 )
 from shoal.coordinator.core.placement.changes import is_material
 from shoal.coordinator.core.rate_limit import RateLimiter
@@ -261,9 +261,7 @@ class FleetController:
 
     def on_status(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
         before = self.state_of(node)
-        only_this_node = Fleet({node: before} if before is not None else {})
-        fleet, refusals = merge_status(only_this_node, node, epoch, status, self._clock.now(), self._clock.wall())
-        after = fleet.nodes.get(node)
+        after, refusals = with_status(before, node, epoch, status, self._clock.now(), self._clock.wall())
         if before is not None and after is not None and after is not before:
             self._fresh_states[node] = after
             self._note_change(node, after)

@@ -1,5 +1,6 @@
 """Events that nodes cause: by what they send, and by changes of their state."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordinator import metrics
@@ -74,16 +75,20 @@ def affects_decisions(before: NodeState, after: NodeState) -> bool:
     return (
         before.has_full_status != after.has_full_status
         or before.sequence == 0
-        or before.version != after.version
-        or before.front_ready != after.front_ready
-        or before.subscriptions != after.subscriptions
-        or before.observed.keys() != after.observed.keys()
-        or not all(_is_same_state(before.observed[key], after.observed[key]) for key in after.observed)
+        or (before.version, before.front_ready, before.subscriptions)
+        != (after.version, after.front_ready, after.subscriptions)
+        or _reports_differently(before.observed, after.observed)
     )
 
 
+def _reports_differently(before: Mapping[str, Observed], after: Mapping[str, Observed]) -> bool:
+    if before is after:
+        return False
+    return before.keys() != after.keys() or not all(_is_same_state(before[key], after[key]) for key in after)
+
+
 def _is_same_state(before: Observed, after: Observed) -> bool:
-    return is_same(_decision_state(before), _decision_state(after))
+    return before is after or is_same(_decision_state(before), _decision_state(after))
 
 
 def _decision_state(observed: Observed) -> tuple[object, ...]:
@@ -93,12 +98,8 @@ def _decision_state(observed: Observed) -> tuple[object, ...]:
 
 def status_events(before: NodeState, after: NodeState) -> list[LogEvent]:
     """Events of the change that a status made: new failures, quarantine, clock skew."""
-    return [
-        *_phase_events(before, after),
-        *_scale_events(before, after),
-        *_quarantine_events(before, after),
-        *skew_events(before, after),
-    ]
+    replicas = [] if before.observed is after.observed else _phase_events(before, after) + _scale_events(before, after)
+    return replicas + _quarantine_events(before, after) + skew_events(before, after)
 
 
 def _phase_events(before: NodeState, after: NodeState) -> list[LogEvent]:
@@ -124,7 +125,7 @@ def _scale_events(before: NodeState, after: NodeState) -> list[LogEvent]:
     for observed in after.observed.values():
         known = before.observed.get(observed.assignment)
         was_loaded = known is None or not known.is_unloaded
-        if was_loaded and observed.code is Code.SCALED_TO_ZERO:
+        if was_loaded and observed.is_unloaded and observed.code is Code.SCALED_TO_ZERO:
             code, message = str(Code.SCALED_TO_ZERO), observed.reason
         elif not was_loaded and observed.phase is Phase.READY and not observed.is_unloaded:
             code, message = SCALED_UP_EVENT, "it is loaded again"

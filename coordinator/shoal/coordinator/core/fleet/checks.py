@@ -26,6 +26,7 @@ MOST_BYTES = 1e14
 MOST_SECONDS = 1e5
 """For launch and node overheads and served latencies."""
 MOST_COUNT = 2**53
+NONE_JUDGED: Mapping[str, Observed] = {}
 
 
 def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
@@ -92,22 +93,33 @@ class CheckedStatus:
     refusals: tuple[Refusal, ...]
 
 
-def check_status(status: Status, node: Node) -> CheckedStatus:
+def check_status(status: Status, node: Node, judged: Mapping[str, Observed] = NONE_JUDGED) -> CheckedStatus:
     """Splits a status into what can be true and what cannot. Its timestamps are compared with each other only, because
-    a wrong clock is not an absurd report (`NodeState.skew_s`)."""
-    refusals = list[Refusal]()
+    a wrong clock is not an absurd report (`NodeState.skew_s`).
+
+    judged: reports of replicas that were found valid before, by assignment id; one that is repeated is not judged
+    again, and is the same object in the answer.
+    """
+    refusals: list[Refusal] = []
     if not is_plausible_time(status.taken_at):
         refusals.append(absurd_figure("status", "taken_at", status.taken_at, f"0 to {LATEST_TIME:g}"))
-    readings, observed, agreement_counts = dict[str, Reading](), dict[str, Observed](), dict[str, AgreementCounts]()
-    entered, uses = list[Ingress](), list[TenantUse]()
-    refused, refused_ingress = set[str](), set[tuple[WorkloadKey, str]]()
+    readings: dict[str, Reading] = {}
+    observed: dict[str, Observed] = {}
+    agreement_counts: dict[str, AgreementCounts] = {}
+    entered: list[Ingress] = []
+    uses: list[TenantUse] = []
+    refused: set[str] = set()
+    refused_ingress: set[tuple[WorkloadKey, str]] = set()
     for reading in status.readings:
         if (refusal := check_reading(reading, node, status.taken_at)) is None:
             readings[reading.device] = reading
         else:
             refusals.append(refusal)
     for each in status.observed:
-        if (refusal := check_replica_metrics(each)) is None:
+        before = judged.get(each.assignment)
+        if before is not None and before == each:
+            observed[each.assignment] = before
+        elif (refusal := check_replica_metrics(each)) is None:
             observed[each.assignment] = each
         else:
             refused.add(each.assignment)

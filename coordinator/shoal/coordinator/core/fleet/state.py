@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from shoal.types.assignment import AgreementCounts, Ingress, Observed, Subscriptions, Version
 from shoal.types.codes import Code, Refusal
@@ -67,78 +68,82 @@ class DuplicateIdentity:
     since: Wall
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeState:
-    """One node as last observed."""
+    """One node as last observed.
+
+    Its fields are Final, and the class is not frozen: a frozen one of so many takes three times as long to make, and
+    each heartbeat makes one.
+    """
 
     # What the node said about itself in its hello.
-    node: Node
+    node: Final[Node]
     # As of the last `update_liveness`.
-    liveness: Liveness = Liveness.NEVER_SEEN
+    liveness: Final[Liveness] = Liveness.NEVER_SEEN
     # When `liveness` became what it is.
-    since: Elapsed = ORIGIN
+    since: Final[Elapsed] = ORIGIN
     # Number of the node's current session; 0: no session yet.
-    epoch: int = 0
+    epoch: Final[int] = 0
     # Sequence number of the last status of this session; 0: none yet.
-    sequence: int = 0
+    sequence: Final[int] = 0
     # True while its session is open. A closed session alone does not make it suspect.
-    connected: bool = False
+    connected: Final[bool] = False
     # When its last valid message arrived, or when this coordinator began to watch it.
-    heard_at: Elapsed = ORIGIN
+    heard_at: Final[Elapsed] = ORIGIN
     # When its last valid message arrived, by the wall clock; NEVER: none so far.
-    last_seen: Wall = NEVER
+    last_seen: Final[Wall] = NEVER
     # When the region first opened a session for it, as in its record; 0: not known.
-    joined_at: Wall = UNKNOWN_TIME
+    joined_at: Final[Wall] = UNKNOWN_TIME
     # True once a full status arrived since the node booted, so that `observed` is complete.
-    has_full_status: bool = False
+    has_full_status: Final[bool] = False
     # Version of the desired set that the node last persisted; None before the first.
-    version: Version | None = None
+    version: Final[Version | None] = None
     # Its assignments as it reports them, by assignment id.
-    observed: Mapping[str, Observed] = field(default_factory=dict)
+    observed: Final[Mapping[str, Observed]] = field(default_factory=dict)
     # Last valid reading of each device, by device name. A device that does not answer its node has none.
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    readings: Final[Mapping[str, Reading]] = field(default_factory=dict)
     # By device name: why it does not answer its node, and since when. Older agents do not say.
-    silent: Mapping[str, SilentDevice] = field(default_factory=dict)
+    silent: Final[Mapping[str, SilentDevice]] = field(default_factory=dict)
     # Capability receipts by device name.
-    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    receipts: Final[Mapping[str, Receipt]] = field(default_factory=dict)
     # Requests that entered the region at this node since its front started, by workload and tenant.
-    ingress: tuple[Ingress, ...] = ()
+    ingress: Final[tuple[Ingress, ...]] = ()
     # What limited tenants did at its front since that started.
-    tenants: tuple[TenantUse, ...] = ()
+    tenants: Final[tuple[TenantUse, ...]] = ()
     # True where its front answers requests.
-    front_ready: bool = False
+    front_ready: Final[bool] = False
     # True where an operator allows nothing new on it.
-    cordoned: bool = False
+    cordoned: Final[bool] = False
     # Absurd reports, minus the clean ones since.
-    strikes: int = 0
+    strikes: Final[int] = 0
     # True from QUARANTINE_AT strikes on, until the strikes are back at 0.
-    quarantined: bool = False
+    quarantined: Final[bool] = False
     # The last absurd report; None where no strikes are left.
-    refusal: Refusal | None = None
+    refusal: Final[Refusal | None] = None
     # True where its certificates are refused; it counts as lost.
-    revoked: bool = False
+    revoked: Final[bool] = False
     # Set while two agents use its identity; None: no conflict.
-    duplicate: DuplicateIdentity | None = None
+    duplicate: Final[DuplicateIdentity | None] = None
     # Serial number of its certificate in decimal, as it reports it; empty: not reported yet.
-    serial: str = ""
+    serial: Final[str] = ""
     # Fingerprints of the CAs that it trusts, as it reports them; empty: not reported yet.
-    roots: tuple[str, ...] = ()
+    roots: Final[tuple[str, ...]] = ()
     # Our wall clock minus its own, as of its last message. Only the check of receipts' timestamps depends on it.
-    skew_s: Seconds = Seconds(0.0)
+    skew_s: Final[Seconds] = Seconds(0.0)
     # True while the coordinator cannot reach the broker that carries its session. Its silence then proves nothing.
-    link_lost: bool = False
+    link_lost: Final[bool] = False
     # The node is not judged for its silence before this time.
-    grace_until: Elapsed = ORIGIN
+    grace_until: Final[Elapsed] = ORIGIN
     # Requests to and from other regions by agreement id, as last reported by its current front.
-    agreement_counts: Mapping[str, AgreementCounts] = field(default_factory=dict)
+    agreement_counts: Final[Mapping[str, AgreementCounts]] = field(default_factory=dict)
     # The same for earlier fronts of the node, summed up, because a new front counts from 0.
-    earlier_agreement_counts: Mapping[str, AgreementCounts] = field(default_factory=dict)
+    earlier_agreement_counts: Final[Mapping[str, AgreementCounts]] = field(default_factory=dict)
     # When this coordinator first heard that the node's current front was ready.
-    counts_since: Elapsed = ORIGIN
+    counts_since: Final[Elapsed] = ORIGIN
     # Protocol version of its session.
-    protocol: int = OLDEST_PROTOCOL
+    protocol: Final[int] = OLDEST_PROTOCOL
     # Workloads whose routes it asks for. None: not reported since this coordinator started.
-    subscriptions: Subscriptions | None = None
+    subscriptions: Final[Subscriptions | None] = None
 
     @property
     def is_skewed(self) -> bool:

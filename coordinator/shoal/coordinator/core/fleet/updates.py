@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_plausible_time
+from shoal.coordinator.core.fleet.checks import CheckedStatus, check_receipt, check_status, is_plausible_time
 from shoal.coordinator.core.fleet.state import DuplicateIdentity, Fleet, Liveness, LivenessTiming, NodeState
 from shoal.types import latency
-from shoal.types.assignment import MAX_INGRESS, AgreementCounts, Ingress, Status
+from shoal.types.assignment import MAX_INGRESS, AgreementCounts, Ingress, Observed, Status, Subscriptions
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Node
+from shoal.types.device import Node, Reading, SilentDevice
 from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -86,61 +86,69 @@ def connect(
     )  # fmt: skip
 
 
-def merge_status(
-    fleet: Fleet, node: str, epoch: int, status: Status, now: Elapsed, wall: Wall
-) -> tuple[Fleet, tuple[Refusal, ...]]:
-    """Merges one status. Absurd parts are left out and returned as refusals; the node stays alive.
+def with_status(
+    known: NodeState | None, node: str, epoch: int, status: Status, now: Elapsed, wall: Wall
+) -> tuple[NodeState | None, tuple[Refusal, ...]]:
+    """The node's state after a status; the same object where that counts for nothing. Absurd parts are left out and
+    returned as refusals; the node stays alive.
 
     A full status replaces what was observed, a delta updates it. A missing delta needs no repair, because every entry
-    is a whole assignment and the next full status corrects the rest.
+    is a whole assignment and the next full status corrects the rest. What is observed as before stays the same object,
+    so that whoever compares two states need not look into it.
+
+    known: the state before; None: the region does not know the node.
     """
-    known = fleet.nodes.get(node)
     if known is None:
-        return fleet, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
+        return None, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
     if status.node != node:
-        return fleet, (Refusal(Code.NODE_MISMATCH, status.node, node, "a node reports itself only"),)
+        return known, (Refusal(Code.NODE_MISMATCH, status.node, node, "a node reports itself only"),)
     if epoch != known.epoch or status.epoch != known.epoch:
         stale = Refusal(Code.EPOCH_STALE, f"epoch {status.epoch}", f"epoch {known.epoch}", "connect again")
-        return fleet, (stale,)
+        return known, (stale,)
     if status.sequence <= known.sequence:
-        return fleet, ()
-    checked = check_status(status, known.node)
-    ended = _counts_of_restarted_fronts(known, checked.agreement_counts)
+        return known, ()
+    checked = check_status(status, known.node, known.observed)
+    ended = _counts_of_restarted_fronts(known, checked.agreement_counts) if checked.agreement_counts else {}
     is_new = status.front_ready and not known.front_ready
-    still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
-    known_observed = {} if status.full else still_there
-    # An assignment whose figures were refused keeps its last report: it did not vanish.
-    kept = {key: known.observed[key] for key in known.observed if key in checked.refused_assignments}
-    # The same holds for refused ingress counts: the demand did not vanish.
-    kept_ingress = tuple(each for each in known.ingress if (each.workload, each.origin) in checked.refused_ingress)
-    answered = {each.device for each in status.readings}  # a device without a reading is lost
-    last_good = {device: reading for device, reading in known.readings.items() if device in answered}
-    state = replace(
-        _with_strikes(known, checked.refusals),
+    struck = _with_strikes(known, checked.refusals)
+    # Named one by one, as `replace` takes longer than all the rest.
+    state = NodeState(
+        node=known.node,
+        liveness=known.liveness,
+        since=known.since,
+        epoch=known.epoch,
+        sequence=status.sequence,
+        connected=known.connected,
         heard_at=max(now, known.heard_at),
         last_seen=wall,
-        sequence=status.sequence,
-        version=status.version,
-        observed={**known_observed, **kept, **checked.observed},
-        readings={**last_good, **checked.readings},
-        silent={
-            each.device: each
-            for each in status.silent
-            if _has_device(known.node, each.device) and is_plausible_time(each.since)
-        },
-        skew_s=_skew(known, status.taken_at, wall),
-        ingress=_merge_ingress(known.ingress, status, (*checked.ingress, *kept_ingress)),
+        joined_at=known.joined_at,
+        has_full_status=known.has_full_status or status.full,
+        version=known.version if known.version == status.version else status.version,
+        observed=_merge_observed(known.observed, status, checked),
+        readings=_merge_readings(known.readings, status, checked),
+        silent=_merge_silent(known, status) if status.silent else {},
+        receipts=known.receipts,
+        ingress=_merge_ingress(known.ingress, status, checked),
         tenants=checked.tenants,
         front_ready=status.front_ready,
-        has_full_status=known.has_full_status or status.full,
+        cordoned=known.cordoned,
+        strikes=struck.strikes,
+        quarantined=struck.quarantined,
+        refusal=struck.refusal,
+        revoked=known.revoked,
+        duplicate=known.duplicate,
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
-        agreement_counts={**known.agreement_counts, **checked.agreement_counts},
-        earlier_agreement_counts={**known.earlier_agreement_counts, **ended},
+        skew_s=_skew(known, status.taken_at, wall),
+        link_lost=known.link_lost,
+        grace_until=known.grace_until,
+        agreement_counts=_amended(known.agreement_counts, checked.agreement_counts),
+        earlier_agreement_counts=_amended(known.earlier_agreement_counts, ended),
         counts_since=now if is_new or ended else known.counts_since,
-        subscriptions=checked.subscriptions or known.subscriptions,
+        protocol=known.protocol,
+        subscriptions=_merge_subscriptions(known.subscriptions, checked.subscriptions),
     )
-    return fleet.with_node(state), checked.refusals
+    return state, checked.refusals
 
 
 def merge_receipts(
@@ -261,13 +269,53 @@ def remove_node(fleet: Fleet, node: str) -> Fleet:
     return replace(fleet, nodes={name: state for name, state in fleet.nodes.items() if name != node})
 
 
-def _merge_ingress(known: tuple[Ingress, ...], status: Status, told: tuple[Ingress, ...]) -> tuple[Ingress, ...]:
-    """What is known after a status that told of these. Beyond MAX_INGRESS what was told first is forgotten."""
+def _merge_observed(known: Mapping[str, Observed], status: Status, checked: CheckedStatus) -> Mapping[str, Observed]:
+    """A full status replaces what was known, a delta amends it. An assignment whose figures were refused keeps its last
+    report: it did not vanish."""
+    if not status.full and not status.observed and not status.gone:
+        return known
+    kept = {key: each for key, each in known.items() if key in checked.refused_assignments}
+    before = {} if status.full else {key: each for key, each in known.items() if key not in status.gone}
+    merged = {**before, **kept, **checked.observed}
+    return known if list(merged.values()) == list(known.values()) else merged
+
+
+def _merge_readings(known: Mapping[str, Reading], status: Status, checked: CheckedStatus) -> Mapping[str, Reading]:
+    """A device without a reading is lost; one whose reading was refused keeps its last."""
+    answered = {each.device for each in status.readings}
+    last_good = {device: reading for device, reading in known.items() if device in answered}
+    return {**last_good, **checked.readings}
+
+
+def _merge_silent(known: NodeState, status: Status) -> Mapping[str, SilentDevice]:
+    return {
+        each.device: each
+        for each in status.silent
+        if _has_device(known.node, each.device) and is_plausible_time(each.since)
+    }
+
+
+def _merge_ingress(known: tuple[Ingress, ...], status: Status, checked: CheckedStatus) -> tuple[Ingress, ...]:
+    """What is known after a status. Where counts were refused, those before stay: the demand did not vanish. Beyond
+    MAX_INGRESS what was told first is forgotten."""
+    told = checked.ingress
+    if refused := checked.refused_ingress:
+        told = (*told, *(each for each in known if (each.workload, each.origin) in refused))
     part = status.ingress_range
     if part is not None:
         inside = (each for each in told if part.has(each.key))
         return (*(each for each in known if not part.has(each.key)), *inside)[-MAX_INGRESS:]
     return told if status.full or status.ingress else known
+
+
+def _merge_subscriptions(known: Subscriptions | None, told: Subscriptions | None) -> Subscriptions | None:
+    return known if told is None or told == known else told
+
+
+def _amended(
+    known: Mapping[str, AgreementCounts], told: Mapping[str, AgreementCounts]
+) -> Mapping[str, AgreementCounts]:
+    return {**known, **told} if told else known
 
 
 def _with_contact(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:

@@ -29,8 +29,7 @@ def is_material(before: NodeState, after: NodeState) -> bool:
         or _situation(before) != _situation(after)
         or not is_same(before.receipts, after.receipts)
         or before.silent != after.silent
-        or before.observed.keys() != after.observed.keys()
-        or any(_differs(one, after.observed[name]) for name, one in before.observed.items())
+        or _reports_differently(before.observed, after.observed)
         or before.readings.keys() != after.readings.keys()
         or any(_reads_differently(after, one, after.readings[name]) for name, one in before.readings.items())
     )
@@ -73,6 +72,12 @@ def _service(state: NodeState) -> tuple[object, ...]:
         state.link_lost,
         state.protocol,
     )
+
+
+def _reports_differently(before: Mapping[str, Observed], after: Mapping[str, Observed]) -> bool:
+    if before is after:
+        return False
+    return before.keys() != after.keys() or any(_differs(one, after[name]) for name, one in before.items())
 
 
 def _differs(before: Observed, after: Observed) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.builders.coordinator_core import fleet_of, node, status
+from harness.builders.coordinator_core import fleet_of, merge_status, node, status
 from harness.builders.negotiation import award, notice, offer, solicitation
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.liveness import update_liveness
@@ -39,7 +39,7 @@ def with_session(fleet: Fleet, now: float) -> Fleet:
 
 def with_report(fleet: Fleet, now: float, *, front_ready: bool) -> Fleet:
     told = status(GATEWAY, 1, at=now, epoch=2, front_ready=front_ready)
-    after, refusals = updates.merge_status(with_session(fleet, now), "gw", 2, told, Elapsed(now), Wall(0.0))
+    after, refusals = merge_status(with_session(fleet, now), "gw", 2, told, Elapsed(now), Wall(0.0))
     assert not refusals
     return update_liveness(after, Elapsed(now))[0]
 
