@@ -94,6 +94,8 @@ def _from_agent(data: bytes) -> None:
     noun = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
     again: link_pb2.FromAgent = nouns.from_agent_to_wire(noun)
     assert repr(nouns.from_agent_from_wire(again)) == repr(noun), "numbers that are unknown are NaN, unlike themselves"
+    reader = nouns.SessionReader()
+    assert repr([reader.read(again), reader.read(again)]) == repr([noun, noun]), "what is repeated is the same"
     if isinstance(noun, Receipts):
         for each in noun.receipts:
             refusal = check_receipt(each.receipt, NODE, NOW)

@@ -62,8 +62,9 @@ def encode_from_agent(message: FromAgent) -> bytes:
     return nouns.from_agent_to_wire(message).SerializeToString()
 
 
-def decode_from_agent(data: bytes) -> FromAgent:
-    return nouns.from_agent_from_wire(parse(link_pb2.FromAgent, data))
+def decode_from_agent(data: bytes, reader: nouns.SessionReader) -> FromAgent:
+    """reader: of the session."""
+    return reader.read(parse(link_pb2.FromAgent, data))
 
 
 def encode_to_agent(message: ToAgent) -> bytes:

@@ -7,7 +7,7 @@ merely implausible. Fields and codes of a newer version are ignored.
 """
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin,
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types import link
-from shoal.types.assignment import DesiredSet, Status
+from shoal.types.assignment import DesiredSet, Observed, Status, Version
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
@@ -27,6 +27,7 @@ from shoal.wire.request_limits import RECEIPT, SESSION_ITEMS
 
 Noun = TypeVar("Noun")
 View = TypeVar("View", bound=Message)
+Items = TypeVar("Items", bound=Sized)
 
 MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 100_000
@@ -150,6 +151,51 @@ def from_agent_from_wire(message: link_pb2.FromAgent) -> FromAgent:
     return received
 
 
+class SessionReader:
+    """Reads the messages of one node's session.
+
+    A full status repeats most of the full one before. What has the same bytes there, the desired set's version or the
+    report of a replica, is the noun that was read and checked then. It holds what one status told.
+    """
+
+    def __init__(self) -> None:
+        self._replicas: dict[bytes, Observed] = {}
+        self._version: tuple[bytes, Version] | None = None
+
+    def read(self, message: link_pb2.FromAgent) -> FromAgent:
+        """As `from_agent_from_wire`, whose errors it raises."""
+        if message.WhichOneof("message") != "status":
+            return from_agent_from_wire(message)
+        status, mirror = message.status, _mirror(Status)
+        is_full, values = status.full, mirror.absent.copy()
+        for field, value in status.ListFields():
+            name = field.name
+            if name == "version":
+                values[name] = self._read_version(value)
+            elif name == "observed" and is_full:
+                values[name] = self._read_replicas(value)
+            else:
+                values[name] = mirror.codecs[name].get(value)
+        noun: Status = _make(Status, mirror, values)
+        return noun
+
+    def _read_version(self, message: nouns_pb2.Version) -> Version:
+        data = message.SerializeToString()
+        if self._version is None or self._version[0] != data:
+            self._version = data, from_wire(Version, message)
+        return self._version[1]
+
+    def _read_replicas(self, messages: Sequence[nouns_pb2.Observed]) -> tuple[Observed, ...]:
+        _check_count(messages, "Status.observed")
+        known, self._replicas = self._replicas, {}
+        found: list[Observed] = []
+        for message in messages:
+            data = message.SerializeToString()
+            noun = self._replicas[data] = known.get(data) or from_wire(Observed, message)
+            found.append(noun)
+        return tuple(found)
+
+
 def to_agent_to_wire(message: ToAgent) -> link_pb2.ToAgent:
     name = next(name for name, kind in _DOWN.items() if isinstance(message, kind))
     return link_pb2.ToAgent(**{name: to_wire(message)})
@@ -193,7 +239,12 @@ def _read(kind: Any, message: Any) -> Any:
     mirror = _mirror(kind)
     values = mirror.absent.copy()
     for field, value in message.ListFields():  # a third of a heartbeat's fields: absent ones cost nothing
-        values[field.name] = mirror.codecs[field.name].get(value)
+        name = field.name
+        values[name] = mirror.codecs[name].get(value)
+    return _make(kind, mirror, values)
+
+
+def _make(kind: Any, mirror: _Mirror, values: dict[str, Any]) -> Any:
     for name in mirror.required:
         if name not in values:
             raise _invalid(f"{kind.__name__}.{name}", "missing")
@@ -268,13 +319,7 @@ def _optional(inner: Any, where: str) -> _Codec:
 
 
 def _repeated(inner: Any, where: str) -> _Codec:
-    inner, most = getattr(inner, "__supertype__", inner), MAX_ITEMS_BY_FIELD.get(where, MAX_ITEMS)
-
-    def check_count(items: Any) -> Any:
-        if len(items) > most:
-            raise _invalid(where, f"{len(items)} items, at most {most}")
-        return items
-
+    inner = getattr(inner, "__supertype__", inner)
     if _is_message(inner):
 
         def put(message: Any, name: str, value: Any) -> None:
@@ -282,15 +327,23 @@ def _repeated(inner: Any, where: str) -> _Codec:
             for item in value:
                 _fill_present(target.add(), item)
 
-        return _Codec(put, lambda value: tuple([_read(inner, item) for item in check_count(value)]), ())
+        return _Codec(put, lambda value: tuple([_read(inner, item) for item in _check_count(value, where)]), ())
     check = _scalar(inner, where)
 
     def read_items(value: Any) -> tuple[Any, ...]:
         if check is _passthrough:  # latency counts, hundreds in each heartbeat
-            return tuple(check_count(value))
-        return tuple([check(item) for item in check_count(value)])
+            return tuple(_check_count(value, where))
+        return tuple([check(item) for item in _check_count(value, where)])
 
     return _Codec(lambda message, name, value: getattr(message, name).extend(value), read_items, ())
+
+
+def _check_count(items: Items, where: str) -> Items:
+    """The items. Raises ShoalError(MESSAGE_INVALID) where the field has too many."""
+    most = MAX_ITEMS_BY_FIELD.get(where, MAX_ITEMS)
+    if len(items) > most:
+        raise _invalid(where, f"{len(items)} items, at most {most}")
+    return items
 
 
 def _mapping(inner: Any, where: str) -> _Codec:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import device, node, receipt
 from shoal.types import link
-from shoal.types.assignment import DesiredSet, Status
+from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import link_pb2, nouns_pb2, operator_pb2
 from shoal.wire import nouns
@@ -34,6 +34,10 @@ KINDS: tuple[Any, ...] = (
     link.NodeEvents,
     link.Refused,
 )
+REPLICA = Observed(
+    *("a-1", WorkloadKey("t", "w"), "sha256:x", "cpu0", Phase.READY, Wall(1.0), None, "", None, None, 0, 0, None, ())
+)
+STATUS = Status("a", 1, 1, True, Version("h", 1, 1), (), (), (), (), Wall(1.0), True)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -45,6 +49,51 @@ def test_round_trip(kind: Any) -> None:
         assert nouns.encode(nouns.decode(kind, nouns.encode(noun))) == nouns.encode(noun)
 
     holds()
+
+
+def message_of(status: Status) -> link_pb2.FromAgent:
+    return link_pb2.FromAgent.FromString(nouns.from_agent_to_wire(status).SerializeToString())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_session_that_repeats_itself_is_read_as_if_it_did_not(data: st.DataObject) -> None:
+    replicas = data.draw(st.lists(st.from_type(Observed), min_size=1, max_size=4))
+    versions = data.draw(st.lists(st.from_type(Version), min_size=1, max_size=2))
+    reader, told = nouns.SessionReader(), data.draw(st.from_type(Status))
+    for _ in range(data.draw(st.integers(1, 5))):
+        observed = tuple(data.draw(st.lists(st.sampled_from(replicas), max_size=5)))
+        version, full = data.draw(st.sampled_from([None, *versions])), data.draw(st.booleans())
+        message = message_of(replace(told, observed=observed, version=version, full=full))
+        assert reader.read(message) == nouns.from_agent_from_wire(message)
+
+
+def test_what_the_full_status_before_told_is_not_read_again() -> None:
+    reader, told = nouns.SessionReader(), replace(STATUS, full=True, observed=(REPLICA,))
+    first, again = reader.read(message_of(told)), reader.read(message_of(replace(told, sequence=2)))
+    assert isinstance(first, Status)
+    assert isinstance(again, Status)
+    assert (again.sequence, again.observed) == (2, first.observed)
+    assert again.observed[0] is first.observed[0]
+    assert again.version is first.version
+    reader.read(message_of(replace(told, observed=(replace(REPLICA, assignment="a-2"),))))
+    later = reader.read(message_of(told))
+    assert isinstance(later, Status)
+    assert later.observed[0] is not first.observed[0], "no more is held than one status told"
+
+
+def test_a_session_is_bound_as_each_message_is() -> None:
+    reader = nouns.SessionReader()
+    reader.read(message_of(replace(STATUS, full=True, observed=(REPLICA,))))
+    broken = message_of(replace(STATUS, full=True, observed=(replace(REPLICA, reason="x" * (nouns.MAX_TEXT + 1)),)))
+    crowd = link_pb2.FromAgent()
+    crowd.status.full = True
+    for _ in range(nouns.MAX_ITEMS_BY_FIELD["Status.observed"] + 1):
+        crowd.status.observed.add()
+    for message in (broken, broken, crowd, link_pb2.FromAgent()):
+        with pytest.raises(ShoalError) as caught:
+            reader.read(message)
+        assert caught.value.code is Code.MESSAGE_INVALID
 
 
 @dataclass(frozen=True)

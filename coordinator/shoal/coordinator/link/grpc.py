@@ -131,12 +131,12 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         certificate: x509.Certificate,
         outbox: Outbox,
     ) -> None:
-        invalid, pace = 0, SessionRateLimiter()
+        invalid, pace, reader = 0, SessionRateLimiter(), nouns.SessionReader()
         try:
             async for message in messages:
                 await pace.wait()
                 try:
-                    noun = nouns.from_agent_from_wire(message)
+                    noun = reader.read(message)
                     check_signatures(noun, identity, certificate)
                 except ShoalError as error:
                     invalid += 1

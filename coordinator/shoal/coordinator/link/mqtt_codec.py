@@ -40,6 +40,21 @@ class EphemeralKey:
         return SessionKey(self._secret, self._region, self._node, epoch)
 
 
+class SignedMessageReader:
+    """`core.link.codec.MessageReader`, with signatures."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+        self._reader = nouns.SessionReader()
+
+    def read(self, content: bytes) -> FromAgent:
+        message = mqtt_frames.decode_from_agent(content, self._reader)
+        if isinstance(message, Receipts):  # they are few, and statuses are many
+            certificate = x509.load_der_x509_certificate(self._signer.certificate)
+            check_signatures(message, self._signer.identity, certificate)
+        return message
+
+
 class SigningRegionCodec:
     """`core.link.codec.RegionCodec` with the key that the coordinator signs with on one connection."""
 
@@ -96,11 +111,8 @@ class SigningRegionCodec:
     def decode_sealed(self, payload: bytes) -> SealedFrame:
         return decode_sealed(payload)
 
-    def decode_message(self, content: bytes, signer: Signer) -> FromAgent:
-        message = mqtt_frames.decode_from_agent(content)
-        if isinstance(message, Receipts):  # they are few, and statuses are many
-            check_signatures(message, signer.identity, x509.load_der_x509_certificate(signer.certificate))
-        return message
+    def reader_of(self, signer: Signer) -> "SignedMessageReader":
+        return SignedMessageReader(signer)
 
     def _sign(self, node: str, channel: Channel, content: bytes) -> bytes:
         """node: empty for all nodes."""

@@ -99,6 +99,16 @@ class NonceKey:
         return SessionKey(self._nonce.encode(), REGION, self._node, epoch)
 
 
+class UnsignedMessageReader:
+    """Implements `coordinator.core.link.codec.MessageReader`."""
+
+    def __init__(self) -> None:
+        self._reader = nouns.SessionReader()
+
+    def read(self, content: bytes) -> FromAgent:
+        return mqtt_frames.decode_from_agent(content, self._reader)
+
+
 class UnsignedRegionCodec:
     """Implements `coordinator.core.link.codec.RegionCodec`. Everybody is who they say, and no certificate ends."""
 
@@ -131,8 +141,8 @@ class UnsignedRegionCodec:
     def decode_sealed(self, payload: bytes) -> SealedFrame:
         return decode_sealed(payload)
 
-    def decode_message(self, content: bytes, signer: Signer) -> FromAgent:
-        return mqtt_frames.decode_from_agent(content)
+    def reader_of(self, signer: Signer) -> "UnsignedMessageReader":
+        return UnsignedMessageReader()
 
 
 class SimBrokerLinks:

@@ -313,10 +313,11 @@ class _LinkConnection:
         return True
 
     async def _receive(self, events: LinkEvents) -> None:
+        reader = nouns.SessionReader()
         while (data := await self.server_inbox.get()) is not None:
             self.listener.process.gate(f"receive from {self.node}")
             try:
-                message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
+                message = reader.read(link_pb2.FromAgent.FromString(data))
             except ShoalError as invalid:
                 self.send_to_agent(Refused(invalid.refusal, fatal=False))
                 continue

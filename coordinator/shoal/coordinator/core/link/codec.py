@@ -35,6 +35,15 @@ class AgreedKey(Protocol):
     def seal(self, epoch: int) -> SessionSeal: ...
 
 
+class MessageReader(Protocol):
+    """Decodes the messages of one session."""
+
+    def read(self, content: bytes) -> FromAgent:
+        """Raises ShoalError where it is invalid. What is signed within the message must be signed by the session's
+        signer."""
+        ...
+
+
 class RegionCodec(Protocol):
     """Encodes, signs and verifies for the region's coordinator, on one connection to the broker.
 
@@ -64,6 +73,6 @@ class RegionCodec(Protocol):
         """The frame of any session, unverified."""
         ...
 
-    def decode_message(self, content: bytes, signer: Signer) -> FromAgent:
-        """What is signed within the message must be signed by this signer."""
+    def reader_of(self, signer: Signer) -> MessageReader:
+        """Of a session that this signer opens."""
         ...

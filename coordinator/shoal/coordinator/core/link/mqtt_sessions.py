@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.coordinator.core.link.broker_connection import BrokerConnection
-from shoal.coordinator.core.link.codec import AgreedKey, Signer
+from shoal.coordinator.core.link.codec import AgreedKey, MessageReader, Signer
 from shoal.coordinator.core.link.hello import check_hello
 from shoal.coordinator.core.link.lanes import Lane, LaneReady, Lanes, MessageDropped, PauseLane
 from shoal.coordinator.core.link.outgoing import OutgoingQueue
@@ -50,6 +50,8 @@ class NodeSession:
     sealer: Sealer
     # Opens sealed messages from the node and rejects replays.
     opener: Opener
+    # Decodes what they contain.
+    reader: MessageReader
     # Messages that wait to be sent to the node.
     queue: OutgoingQueue = field(default_factory=OutgoingQueue)
     # Refusal that ends the session, sealed as the last message; None while the session is open.
@@ -303,7 +305,8 @@ class MqttSessions:
         replaced = self._sessions.get(node)
         closed = self._end(replaced) if replaced is not None else ()
         seal = received.key.seal(answer.epoch)
-        session = NodeSession(node, received.signer, answer.epoch, hello.nonce, connection, Sealer(seal), Opener(seal))
+        signer, reader = received.signer, connection.codec.reader_of(received.signer)
+        session = NodeSession(node, signer, answer.epoch, hello.nonce, connection, Sealer(seal), Opener(seal), reader)
         self._sessions[node] = session
         opened = OpeningAnswer(answer, hello.nonce, answer.epoch, received.key.public, models_address)
         return (SessionOpened(session, received.role), self._answer(connection, node, opened), *closed)
@@ -339,7 +342,7 @@ class MqttSessions:
                 notices = self._notify_stale(connection, lane, payload, now)
             return (*notices, MessageRefused(lane.node, channel, error.refusal))
         try:
-            message = connection.codec.decode_message(unsealed.content, session.signer)
+            message = session.reader.read(unsealed.content)
         except ShoalError as error:
             answers = self._answer_invalid(session, error.refusal)
             return (*answers, MessageRefused(lane.node, channel, error.refusal))
