@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,6 +19,8 @@ from shoal.types.workload import WorkloadKey
 
 TURN_S: Final = 0.01
 """How often the agents whose heartbeat is due are looked for."""
+AT_ONCE: Final = 64
+"""Most heartbeats between two turns of the event loop."""
 WARM: Final = Measured(
     Seconds(0.5), Bytes(90 * 2**20), Seconds(0.01), Seconds(0.012), Joules(0.2), EnergySource.PROFILE, 16
 )
@@ -80,7 +82,7 @@ class ScaleLinks:
             desired = region.workloads.desired[name]
             self._adopt(one, desired)
             one.due = began + self.heartbeat_s * index / len(self.agents)
-            self._report(one, full=True)
+            self._report([self._status(one)])
 
     async def send(self, node: str, message: ToAgent) -> None:
         if isinstance(message, DesiredSet) and (one := self.agents.get(node)) is not None and one.up:
@@ -97,18 +99,22 @@ class ScaleLinks:
     async def run(self) -> None:
         """Heartbeats until cancelled."""
         order = sorted(self.agents.values(), key=lambda one: one.due)
-        first = 0
+        first, due = 0, list[Status]()
         while True:
             now = time.monotonic()
             while (one := order[first % len(order)]).due <= now:
                 self.latest_s = max(self.latest_s, now - one.due)
                 one.due = max(one.due + self.heartbeat_s, now)
                 if one.up:
-                    self._report(one, full=False)
+                    due.append(self._status(one))
                 first += 1
-                if first % 64 == 0:
+                if first % AT_ONCE == 0:
+                    self._report(due)
+                    due.clear()
                     await asyncio.sleep(0)
                     now = time.monotonic()
+            self._report(due)
+            due.clear()
             await asyncio.sleep(TURN_S)
 
     def _on_set(self, one: ScaleAgent, desired: DesiredSet) -> None:
@@ -116,7 +122,7 @@ class ScaleLinks:
         at = time.monotonic()
         for each in desired.assignments:
             self.ready_at.setdefault(each.workload, at)
-        self._report(one, full=True)
+        self._report([self._status(one)])
 
     def _adopt(self, one: ScaleAgent, desired: DesiredSet) -> None:
         one.version = desired.version
@@ -127,18 +133,20 @@ class ScaleLinks:
             if not each.draining
         }
 
-    def _report(self, one: ScaleAgent, *, full: bool) -> None:
+    def _status(self, one: ScaleAgent) -> Status:
         one.sequence += 1
         wall, name = self._region.clock.wall(), one.node.name
         readings = tuple(_reading(one, each.name, each.memory_bytes, wall) for each in one.node.devices)
         observed = tuple(one.observed.values())
-        status = Status(
-            name, one.epoch, one.sequence, True, one.version, observed, (), readings, (), wall, True
-        )  # fmt: skip
-        began = time.thread_time()
-        self._region.fleet.on_status(name, one.epoch, status)
+        return Status(name, one.epoch, one.sequence, True, one.version, observed, (), readings, (), wall, True)
+
+    def _report(self, statuses: Sequence[Status]) -> None:
+        """Pass them to the coordinator. The clock is read once for all of them: it takes as long as a tenth of one."""
+        on_status, began = self._region.fleet.on_status, time.thread_time()
+        for each in statuses:
+            on_status(each.node, each.epoch, each)
         self.heard_s += time.thread_time() - began
-        self.heard += 1
+        self.heard += len(statuses)
 
 
 def _reading(one: ScaleAgent, device: str, memory: int, wall: Wall) -> Reading:
