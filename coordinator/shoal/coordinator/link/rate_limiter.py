@@ -15,9 +15,11 @@ class SessionRateLimiter:
 
     async def wait(self) -> None:
         """Returns when one more message may be read."""
-        if not self._bucket.allows(_now()):
+        now = _now()
+        if not self._bucket.allows(now):
             await asyncio.sleep(1.0 / MESSAGES_PER_S)
-        self._bucket.spend(_now())
+            now = _now()
+        self._bucket.spend(now)
 
 
 def _now() -> Elapsed:

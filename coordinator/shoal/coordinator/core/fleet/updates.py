@@ -274,14 +274,19 @@ def _merge_observed(known: Mapping[str, Observed], status: Status, checked: Chec
     report: it did not vanish."""
     if not status.full and not status.observed and not status.gone:
         return known
-    kept = {key: each for key, each in known.items() if key in checked.refused_assignments}
-    before = {} if status.full else {key: each for key, each in known.items() if key not in status.gone}
-    merged = {**before, **kept, **checked.observed}
+    merged: dict[str, Observed] = {}
+    if not status.full:
+        merged |= {key: each for key, each in known.items() if key not in status.gone}
+    if refused := checked.refused_assignments:
+        merged |= {key: each for key, each in known.items() if key in refused}
+    merged |= checked.observed
     return known if list(merged.values()) == list(known.values()) else merged
 
 
 def _merge_readings(known: Mapping[str, Reading], status: Status, checked: CheckedStatus) -> Mapping[str, Reading]:
     """A device without a reading is lost; one whose reading was refused keeps its last."""
+    if [*known] == [*checked.readings]:
+        return checked.readings
     answered = {each.device for each in status.readings}
     last_good = {device: reading for device, reading in known.items() if device in answered}
     return {**last_good, **checked.readings}
