@@ -116,6 +116,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "read_aborted": "A request was not read to its end, because the front's memory is full.",
     "receipts_not_saved": "The node's receipts count, but are not on disk. A restart probes its devices again.",
     "receipts_not_signed": "The node's receipts could not be signed, so they are not sent yet. It is tried again.",
+    "reading_figure_ignored": "A driver told a figure that cannot be true. It counts as unknown; said once for each.",
     "region_joined": "A region joined the federation.",
     "replica_phase_changed": "A replica entered another phase.",
     "replica_verification_failed": "A replica's answers could not be compared. It is tried again.",

@@ -4,6 +4,7 @@ Real processes of a driver that does so on command (`harness.faults.faulty_drive
 """
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from harness.fakes.log import RecordingLog
 from harness.faults import faulty_driver
 from harness.faults.faulty_driver import DEVICE, FAULT_FILE, WAKE_S, DriverFault
 from harness.wait import until
@@ -107,9 +109,11 @@ async def test_options_that_a_driver_refuses_are_an_error_of_who_gave_them() -> 
     assert refused.value.code is Code.FIELD_INVALID
 
 
-@pytest.mark.parametrize(
-    "fault", [each for each in DriverFault if each not in (DriverFault.SLOW, DriverFault.VANISH, DriverFault.HUGE)]
-)
+HARMLESS: Final = (DriverFault.SLOW, DriverFault.FIGURE, DriverFault.VANISH)
+"""At all calls, for the driver."""
+
+
+@pytest.mark.parametrize("fault", [each for each in DriverFault if each not in (*HARMLESS, DriverFault.HUGE)])
 async def test_f51_a_driver_that_fails_when_it_is_read_costs_its_device_until_it_is_sound(
     faults: Path, fault: DriverFault
 ) -> None:
@@ -121,7 +125,7 @@ async def test_f51_a_driver_that_fails_when_it_is_read_costs_its_device_until_it
         assert await wait_code(driver, None) < BACK_S
 
 
-@pytest.mark.parametrize("fault", [each for each in DriverFault if each not in (DriverFault.SLOW, DriverFault.VANISH)])
+@pytest.mark.parametrize("fault", [each for each in DriverFault if each not in HARMLESS])
 async def test_f51_a_driver_that_cannot_find_its_devices_is_asked_again(faults: Path, fault: DriverFault) -> None:
     faulty_driver.command(faults, "discover", fault)
     found = asyncio.Event()
@@ -140,6 +144,21 @@ async def test_f51_a_slow_driver_is_waited_for_and_its_device_goes_on(faults: Pa
         first = driver.read(DEVICE).taken_at
         await until(lambda: driver.read(DEVICE).taken_at > first + 1.0, LIMIT_S, "two slow readings")
         assert not driver.is_silent
+
+
+async def test_f51_a_figure_that_cannot_be_true_is_unknown_and_its_device_goes_on(
+    faults: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = RecordingLog()
+    monkeypatch.setattr(process, "_log", heard)
+    async with running("faulty") as driver:
+        faulty_driver.command(faults, "read", DriverFault.FIGURE)
+        await until(lambda: math.isnan(driver.read(DEVICE).utilisation), LIMIT_S, "the figure to be unknown")
+        first = driver.read(DEVICE)
+        await until(lambda: driver.read(DEVICE).taken_at > first.taken_at, LIMIT_S, "another reading")
+        assert (first.free_bytes, first.power_w) == (faulty_driver.MEMORY, 3.0)
+        assert not driver.is_silent
+    assert heard.events.count("reading_figure_ignored") == 1, "it is logged once"
 
 
 async def test_a_slow_driver_reads_a_tenth_of_the_time(faults: Path) -> None:

@@ -37,6 +37,8 @@ class DriverFault(StrEnum):
     ABSURD = "absurd"
     OTHER = "other"
     VANISH = "vanish"
+    FIGURE = "figure"
+    """One that it may leave out cannot be true."""
 
 
 def command(path: Path, method: str = "", fault: DriverFault | None = None) -> None:
@@ -82,8 +84,8 @@ class FaultyDriver:
             raise refuse(Code.DEVICE_LOST, f"{device} is gone", "a device")
         return Reading(
             device="npu0" if fault is DriverFault.OTHER else device,
-            free_bytes=MEMORY,
-            utilisation=7.0 if fault is DriverFault.ABSURD else 0.5,
+            free_bytes=Bytes(2**62) if fault is DriverFault.ABSURD else MEMORY,
+            utilisation=7.0 if fault is DriverFault.FIGURE else 0.5,
             temperature_c=math.nan,
             power_w=Watts(3.0),
             energy_j=math.nan,

@@ -27,7 +27,7 @@ from shoal.host.event_wait import wait_or_timeout
 from shoal.types.backoff import delay
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device, DeviceLink, Reading
-from shoal.types.readings import check_figures
+from shoal.types.readings import check_figures, with_unknown_for_absurd
 from shoal.types.units import Elapsed, Seconds, Wall
 
 _log = structlog.get_logger(__name__)
@@ -94,6 +94,8 @@ class DriverProcess:
         self._stderr: asyncio.Task[None] | None = None
         self._devices: dict[str, FoundDevice] = {}
         self._answers: dict[str, Reading | Refusal] = {}
+        # By device: figures that once could not be true, each of which is logged once.
+        self._absurd: dict[str, set[str]] = {}
         self._sleep: dict[str, _SleepOrder] = {}
         self._is_order_due = asyncio.Event()
         self._has_started = asyncio.Event()
@@ -256,7 +258,11 @@ class DriverProcess:
                 Code.DEVICE_UNREACHABLE, f"its driver {self.name} answered with a reading of another", device.name
             )
             return
-        reading = replace(answer.reading, taken_at=self._clock.wall())
+        reading, absurd = with_unknown_for_absurd(replace(answer.reading, taken_at=self._clock.wall()))
+        for figure in absurd.keys() - self._absurd.get(device.name, set()):
+            self._absurd.setdefault(device.name, set()).add(figure)
+            why = f"{figure} {absurd[figure]:g}"
+            _log.warning("reading_figure_ignored", driver=self.name, device=device.name, error=why)
         self._answers[device.name] = _impossible(reading, device) or reading
 
     async def _call(self, call: DriverCall, limit_s: float) -> DriverAnswer:
