@@ -21,6 +21,8 @@ class CpuDriver:
     def __init__(self, clock: DriverClock, options: DriverOptions, root: Path = Path("/")) -> None:
         self._clock = clock
         self._host = Host(root)
+        # What the region knows as its memory, for as long as this driver runs.
+        self._memory_bytes = self._host.limit_bytes()
         self._ticks = self._host.busy_and_total()
         self._throttles = self._host.throttle_count()
         self._counters = tuple(map(str, self._host.energy_counters()))
@@ -48,14 +50,18 @@ class CpuDriver:
             driver_version=processor.kernel,
             runtime_version=runtime_version(),
             provider="CPUExecutionProvider",
-            memory_bytes=Bytes(self._host.limit_bytes()),
+            memory_bytes=Bytes(self._memory_bytes),
             parallelism=self._host.usable_cores(),
             attributes={name: value for name, value in attributes.items() if value},
         )
         return (device,)
 
     def read(self, device: str) -> Reading:
-        """Utilisation, power and throttling since the last reading. NaN on the first one, or if unknown."""
+        """Utilisation, power and throttling since the last reading. NaN on the first one, or if unknown.
+
+        Free memory is at most what `discover` told: a limit may be raised meanwhile. So is utilisation at most 1: time
+        of waiting for a disk may be taken back (proc(5), iowait).
+        """
         if device != NAME:
             raise refuse(Code.DEVICE_LOST, f"no processor {device!r:.80}", NAME, "")
         now = self._clock.now()
@@ -65,8 +71,8 @@ class CpuDriver:
         passed = ticks[1] - last[1]
         return Reading(
             device=device,
-            free_bytes=Bytes(self._host.free_bytes()),
-            utilisation=(ticks[0] - last[0]) / passed if passed > 0 else math.nan,
+            free_bytes=Bytes(min(self._memory_bytes, self._host.free_bytes())),
+            utilisation=min(1.0, max(0.0, (ticks[0] - last[0]) / passed)) if passed > 0 else math.nan,
             temperature_c=self._host.temperature_c(),
             power_w=Watts(self._update_energy(now)),
             energy_j=self._energy_j,

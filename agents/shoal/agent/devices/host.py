@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.types.readings import LEAST_CELSIUS, MOST_CELSIUS
+
 _UNLIMITED: Final = 2**60
 """cgroup v1 files hold about 2^63 if there is no limit."""
 _ISA: Final = {
@@ -124,13 +126,15 @@ class Host:
         return busy, busy + idle + iowait + steal
 
     def temperature_c(self) -> float:
-        """Temperature of the processor's own zone, or else of the hottest zone. NaN if there is none."""
+        """Temperature of the processor's own zone, or else of the hottest zone. NaN if there is none. A zone whose
+        sensor is not there, or off, shows what no zone can have (ACPI: 0 K), and counts for none."""
         found: dict[str, float] = {}
         for zone in sorted((self._root / "sys/class/thermal").glob("thermal_zone*")):
             kind = _text(zone / "type").strip()
             value = _text(zone / "temp").strip()
-            if value.lstrip("-").isdigit():
-                found[kind] = max(found.get(kind, -math.inf), int(value) / 1000)
+            celsius = int(value) / 1000 if value.lstrip("-").isdigit() else math.nan
+            if LEAST_CELSIUS <= celsius <= MOST_CELSIUS:
+                found[kind] = max(found.get(kind, -math.inf), celsius)
         for wanted in _ZONES:
             own = [value for kind, value in found.items() if kind.startswith(wanted)]
             if own:

@@ -137,6 +137,45 @@ def test_an_arm_board(tmp_path: Path) -> None:
     assert math.isnan(reading.power_w)
 
 
+ZONES = "sys/class/thermal"
+
+
+@pytest.mark.parametrize("milli", [-273_200, -274_000, 2**31 - 1])
+@pytest.mark.parametrize(("other", "celsius"), [("x86_pkg_temp", 61.0), ("fan", 61.0), ("", math.nan)])
+def test_a_zone_without_a_sensor_counts_for_none(tmp_path: Path, milli: int, other: str, celsius: float) -> None:
+    """Whether the processor's own zone is the dead one or another."""
+    files = {f"{ZONES}/thermal_zone0/type": "acpitz\n", f"{ZONES}/thermal_zone0/temp": f"{milli}\n"}
+    if other:
+        files |= {f"{ZONES}/thermal_zone1/type": f"{other}\n", f"{ZONES}/thermal_zone1/temp": "61000\n"}
+    reading = CpuDriver(ManualClock(), DriverOptions(), tree(tmp_path, files)).read("cpu0")
+    assert reading.temperature_c == pytest.approx(celsius, nan_ok=True)
+
+
+def test_a_limit_that_is_raised_later_is_not_free_memory(tmp_path: Path) -> None:
+    """The region knows the device by what it was when its driver found it."""
+    group = "sys/fs/cgroup/memory"
+    files = {f"{group}.max": "1000000000\n", f"{group}.current": "100000000\n"}
+    driver = CpuDriver(ManualClock(), DriverOptions(), tree(xeon(tmp_path), files))
+    (device,) = driver.discover()
+    assert driver.read("cpu0").free_bytes == 900_000_000
+    tree(tmp_path, {f"{group}.max": "4000000000\n"})
+    assert driver.read("cpu0").free_bytes == device.memory_bytes == 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("line", "utilisation"),
+    [
+        ("cpu  200 10 50 800 38", 1.0),  # 100 ticks busy, 2 of waiting taken back
+        ("cpu  98 10 50 900 40", 0.0),
+        ("cpu  150 10 50 840 50", 0.5),
+    ],
+)
+def test_utilisation_is_a_share_whatever_ticks_are_taken_back(tmp_path: Path, line: str, utilisation: float) -> None:
+    driver = CpuDriver(ManualClock(), DriverOptions(), xeon(tmp_path))
+    tree(tmp_path, {"proc/stat": f"{line} 0 0 0 0 0\n"})
+    assert driver.read("cpu0").utilisation == pytest.approx(utilisation)
+
+
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     driver = CpuDriver(ManualClock(), DriverOptions(), tmp_path)
     (device,) = driver.discover()

@@ -83,7 +83,9 @@ class PluginDriver:
         Intel's the kernel tells more."""
         found = self._find(device)
         if found.device.hardware == CPU:
-            return replace(self._processor.read(CPU), device=device, power_w=Watts(math.nan), energy_j=math.nan)
+            said = self._processor.read(CPU)
+            free = Bytes(min(found.device.memory_bytes, said.free_bytes))
+            return replace(said, device=device, free_bytes=free, power_w=Watts(math.nan), energy_j=math.nan)
         plugin = found.access.plugin
         hardware = plugin.hardware if plugin is not None and found.device.provider == openvino.PROVIDER else ""
         index = plugin.index if plugin is not None else 0
