@@ -66,8 +66,8 @@ class DriverOptions:
 class EnergyCounter:
     """How a worker opens a device's counter of joules."""
 
-    # `module:function`. With `arguments` it returns what returns joules so far, which only grow. Raises OSError where
-    # the counter cannot be read.
+    # `module:function`. With `arguments` it returns what returns joules so far, which only grow; NaN where it does not
+    # tell now. Raises OSError where the counter cannot be read.
     opener: str
     # For the function: paths, or a name of the device.
     arguments: tuple[str, ...]

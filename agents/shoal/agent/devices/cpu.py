@@ -26,7 +26,7 @@ class CpuDriver:
         self._ticks = self._host.busy_and_total()
         self._throttles = self._host.throttle_count()
         self._counters = tuple(map(str, self._host.energy_counters()))
-        self._counter = RaplCounter(*self._counters) if self._counters else None
+        self._counter = RaplCounter(*self._counters, now=clock.now) if self._counters else None
         self._energy_j = 0.0 if self._counters else math.nan
         self._read_at = clock.now()
 
@@ -90,10 +90,5 @@ class CpuDriver:
     def _update_energy(self, now: Elapsed) -> float:
         """Add the energy used since the last call. Returns the mean watts over that time."""
         seconds, self._read_at = now - self._read_at, now
-        if self._counter is None:
-            return math.nan
-        try:
-            last_j, self._energy_j = self._energy_j, self._counter()
-        except OSError:
-            return math.nan
+        last_j, self._energy_j = self._energy_j, self._counter() if self._counter is not None else math.nan
         return (self._energy_j - last_j) / seconds if seconds > 0 else math.nan

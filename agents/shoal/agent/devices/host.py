@@ -147,14 +147,19 @@ class Host:
         return sum(int(text) for path in self._root.glob(pattern) if (text := _text(path).strip()).isdigit())
 
     def energy_counters(self) -> tuple[Path, ...]:
-        """RAPL counter of each package that this process may read. On many machines only root may."""
+        """RAPL counter of each package that this process may read, and which says where it wraps. On many machines
+        only root may."""
         zones = sorted((self._root / "sys/class/powercap").glob("intel-rapl:[0-9]*"))
         counters = [
             zone / "energy_uj"
             for zone in zones
             if zone.name.count(":") == 1 and _text(zone / "name").startswith("package")
         ]
-        return tuple(counter for counter in counters if _text(counter).strip().isdigit())
+        return tuple(
+            counter
+            for counter in counters
+            if all(_text(file).strip().isdigit() for file in (counter, counter.with_name("max_energy_range_uj")))
+        )
 
     def _caches(self) -> tuple[str, ...]:
         found = {}

@@ -181,9 +181,17 @@ def _address(pci: Any) -> str:
 
 
 def open_energy_counter(uuid: str) -> Callable[[], float]:
-    """Joules that the device has used so far. Raises OSError if it, or its library, does not count them."""
-    _, energy_mj = _open_call(uuid, "nvmlDeviceGetTotalEnergyConsumption")
-    return lambda: float(energy_mj()) / 1000
+    """Joules that the device has used so far; NaN while it does not answer. Raises OSError if it, or its library, does
+    not count them."""
+    nvml, energy_mj = _open_call(uuid, "nvmlDeviceGetTotalEnergyConsumption")
+
+    def count() -> float:
+        try:
+            return float(energy_mj()) / 1000
+        except nvml.NVMLError:
+            return math.nan
+
+    return count
 
 
 def open_memory_counter(uuid: str) -> Callable[[], int | None]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.driver_port import DeviceAccess
 from shoal.types.device import EnergySource
+from shoal.types.readings import MOST_WATTS
 
 CORE_ACTIVE_W: Final = 7.65
 CORE_IDLE_W: Final = 1.34
@@ -62,6 +63,8 @@ class _Mark(NamedTuple):
 
 _MOST_MARKS: Final = 128
 """Of idle windows kept. A run over more of them counts with what it took in the last of these."""
+_SLACK_S: Final = 1.0
+"""Counters move in steps (NVML's every tenth of a second), so that a short time may have more than its own joules."""
 
 
 class CountedEnergy:
@@ -92,7 +95,9 @@ class CountedEnergy:
                 self._marks.popleft()
             then = self._marks[0]
             share = self._share.between(then.share, now.share, total / max(now.at - then.at, 1e-9))
-            mine = max(0.0, now.joules - then.joules) * share
+            counted, most = now.joules - then.joules, MOST_WATTS * (now.at - then.at + _SLACK_S)
+            # Nothing where the counter did not tell (NaN), or was set back or on.
+            mine = counted * share if 0.0 <= counted <= most else 0.0
             self._marks.clear()
             self._busy = dict(busy_s)
             for origin, seconds in new.items():

@@ -119,6 +119,36 @@ def test_readings_are_of_the_time_between(tmp_path: Path) -> None:
     assert lost.value.code is Code.DEVICE_LOST
 
 
+@pytest.mark.parametrize("odd", ["1000000\n", "", "-5\n"], ids=["set back", "empty", "below 0"])
+def test_a_counter_of_joules_that_is_set_back_counts_on_from_there(tmp_path: Path, odd: str) -> None:
+    """As by a suspend. 3 J of the other package are of the same time, which counts for nothing."""
+    clock, rapl = ManualClock(), "sys/class/powercap/intel-rapl"
+    root = tree(xeon(tmp_path), {f"{rapl}:0/energy_uj": "25000000\n"})
+    tree(root, {f"{rapl}:0/max_energy_range_uj": "262143328850\n"})
+    driver = CpuDriver(clock, DriverOptions(), root)
+
+    def read_with(first: str, second: str) -> tuple[float, float]:
+        clock.advance(0.5)
+        tree(root, {f"{rapl}:0/energy_uj": first, f"{rapl}:1/energy_uj": second})
+        found = driver.read("cpu0")
+        return found.energy_j, found.power_w
+
+    assert read_with("45000000\n", "5000000\n") == pytest.approx((25.0, 50.0))
+    assert all(map(math.isnan, read_with(odd, "8000000\n")))
+    read_with("2000000\n", "9000000\n")
+    energy_j, _ = read_with("3000000\n", "10000000\n")
+    later_j, watts = read_with("13000000\n", "11000000\n")
+    assert 25.0 < energy_j < 32.0
+    assert (later_j - energy_j, watts) == pytest.approx((11.0, 22.0))
+
+
+def test_a_counter_that_does_not_say_where_it_wraps_is_none(tmp_path: Path) -> None:
+    root = xeon(tmp_path)
+    (root / "sys/class/powercap/intel-rapl:1/max_energy_range_uj").unlink()
+    (device,) = CpuDriver(ManualClock(), DriverOptions(), root).discover()
+    assert device.attributes["energy_counters"] == str(root / "sys/class/powercap/intel-rapl:0/energy_uj")
+
+
 def test_an_arm_board(tmp_path: Path) -> None:
     files = {"proc/cpuinfo": ARM, "proc/meminfo": MEMINFO, "proc/device-tree/model": "Firefly RK3588S\x00"}
     files |= {

@@ -145,6 +145,8 @@ def test_a_worker_counts_joules_by_the_device_s_name(monkeypatch: pytest.MonkeyP
     assert counter() == 5.0
     nvml.answers["nvmlDeviceGetTotalEnergyConsumption(h0)"] = 7500
     assert counter() == 7.5
+    nvml.answers["nvmlDeviceGetTotalEnergyConsumption(h0)"] = {"error": 999}
+    assert math.isnan(counter()), "an error of a moment ends no worker"
     with pytest.raises(OSError, match="GPU-2"):
         nvidia.open_energy_counter("GPU-2")
     monkeypatch.setattr(nvidia, "_open_nvml", lambda machine: None)

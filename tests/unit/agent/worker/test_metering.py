@@ -122,6 +122,23 @@ def test_a_run_over_several_calls_counts_whole() -> None:
     assert energy.joules({"a": 5.0}) == pytest.approx({"a": 25.0})
 
 
+@pytest.mark.parametrize("counted", [262_143.0 * 1000, -3.0, math.nan, math.inf])
+def test_a_counter_that_was_set_counts_for_no_run(counted: float) -> None:
+    meter = Meter(1.0)
+    energy = meter.energy()
+    meter.spend(1.0, busy=1.0)
+    before = energy.joules({"a": 1.0})
+    assert before == pytest.approx({"a": 5.0})
+    meter.counted, kept = counted, meter.counted
+    meter.at += 1.0
+    assert energy.joules({"a": 2.0}) == before
+    meter.counted = kept
+    meter.spend(1.0)
+    energy.joules({"a": 2.0})
+    meter.spend(1.0, busy=1.0)
+    assert energy.joules({"a": 3.0}) == pytest.approx({"a": 10.0})
+
+
 def test_rapl_counters_wrap(tmp_path: Path) -> None:
     for name, value in (("energy_uj", 900_000), ("max_energy_range_uj", 1_000_000)):
         (tmp_path / name).write_text(f"{value}\n")
