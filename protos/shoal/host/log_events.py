@@ -43,6 +43,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "compiled_model_rejected": "A worker could not load a compiled model; from now on the model is loaded as it is.",
     "coordinator_connection_failed": "The agent got no session: unreachable, TLS failed, or the call was refused.",
     "coordinator_skipped": "The agent could not reach one coordinator of several, and tries the next.",
+    "dashboard_row_failed": "Not all rows of the subject in this table could be made. The others are shown.",
     "dashboard_start_failed": "The dashboard's port cannot be had. The region is served without a dashboard.",
     "desired_set_accepted": "A new desired set is on disk, and is carried out.",
     "device_probed": "A device was measured, and has a signed receipt.",

@@ -17,7 +17,7 @@ from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render.data import as_data
 from shoal.cli.render.description import show_description
-from shoal.cli.render.resources import energy_text, when
+from shoal.cli.render.resources import device_state, energy_text, time_cell, when
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import UPGRADE_REMEDY
 from shoal.types.units import (
@@ -487,6 +487,17 @@ def test_a_workload_is_as_old_as_what_was_applied_last() -> None:
         if each.name == "AGE"
     ]
     assert ages == ["2h", "2h", "5m", "-"]
+
+
+@pytest.mark.parametrize("stamp", [math.nan, math.inf, -math.inf, 1e300, -1e300, -1.0, 0.0])
+def test_what_is_no_time_is_shown_as_none(stamp: float) -> None:
+    """Some of these a node has told."""
+    assert when(stamp) == resources.age(stamp) == "-"
+    assert listings.text_of(time_cell(stamp)) == "-"
+    assert as_data(operator_pb2.PlacementView(observed=nouns_pb2.Observed(since=stamp)))["observed"]["since"] is None
+    assert device_state(operator_pb2.DeviceView(liveness="ready", reason=nouns_pb2.Refusal(code="X"), since=stamp)) == (
+        "silent"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Messages as data for programs: numbers are numbers, times are RFC 3339 in UTC, unknown values are null."""
 
 import math
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+
+from shoal.cli.render.times import rfc3339
 
 TIMES: Final = frozenset({"at", "since", "last_seen"})
 """Fields in seconds since 1970, in addition to all that end in `_at`; 0 means never."""
@@ -35,7 +36,7 @@ def _value(value: Any, field: Any, name: str) -> Any:
         return value.hex()
     if isinstance(value, float):
         if name in TIMES or name.endswith("_at"):
-            return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds") if value > 0 else None
+            return rfc3339(value)
         return value if math.isfinite(value) else None
     return value
 

@@ -3,11 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from shoal.cli.render.columns import Cell, Column
 from shoal.cli.render.output import line, table
+from shoal.cli.render.times import utc_time
 from shoal.types.codes import Code
 from shoal.types.device import ESTIMATED_RANGE, EnergySource
 from shoal.types.units import (
@@ -54,7 +54,8 @@ def event_line(event: operator_pb2.Event) -> str:
 
 def age(stamp: float) -> str:
     """Time since then, such as `5m`; 0s also where this machine's clock is behind. `-`: never."""
-    return show_age(max(0.0, time.time() - stamp)) if stamp else "-"  # noqa: TID251 - a command's own clock
+    is_known = utc_time(stamp) is not None
+    return show_age(max(0.0, time.time() - stamp)) if is_known else "-"  # noqa: TID251 - a command's own clock
 
 
 def show_age(seconds: float) -> str:
@@ -67,7 +68,7 @@ def show_age(seconds: float) -> str:
 
 def time_cell(stamp: float) -> Cell:
     """`when`, or the time from now to it where there is no room: `in 5m`, `5m ago`."""
-    if not stamp:
+    if utc_time(stamp) is None:
         return Cell("-")
     seconds = stamp - time.time()  # noqa: TID251 - a command's own clock
     return Cell(when(stamp), f"in {show_age(seconds)}" if seconds > 0 else f"{show_age(-seconds)} ago", is_whole=True)
@@ -99,7 +100,8 @@ def devices_cell(devices: Sequence[nouns_pb2.Device]) -> Cell:
 
 
 def when(stamp: float) -> str:
-    return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if stamp else "-"
+    at = utc_time(stamp)
+    return at.strftime("%Y-%m-%d %H:%M:%SZ") if at is not None else "-"
 
 
 def reason(refusal: Any) -> str:
@@ -362,7 +364,8 @@ def device_state(row: operator_pb2.DeviceView) -> str:
     if row.liveness != "ready":
         return row.liveness
     if row.reason.code:
-        return f"silent {datetime.fromtimestamp(row.since, UTC):%H:%MZ}"
+        since = utc_time(row.since)
+        return f"silent {since:%H:%MZ}" if since is not None else "silent"
     return row.reading.power or "ready"
 
 

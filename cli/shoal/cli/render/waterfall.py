@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from shoal.cli.render.columns import Column
 from shoal.cli.render.output import console, line, table
+from shoal.cli.render.times import rfc3339
 from shoal.types.trace import Span
 from shoal.types.units import show_seconds
 
@@ -52,10 +52,9 @@ def show_trace(spans: Sequence[Span], *, wide: bool) -> None:
     width = min(max(console.width - _OTHER_COLUMNS_WIDTH, _WIDTHS[0]), _WIDTHS[-1])
     began, took_s = extent(spans)
     regions = len({span.region for span in spans})
-    at = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")
     count = len({span.id for span in spans})
     many = f"{count} span{'s' if count != 1 else ''} in {regions} region{'s' if regions != 1 else ''}"
-    line(f"trace {spans[0].trace}  {many}  {show_seconds(took_s)}  from {at}", "bold")
+    line(f"trace {spans[0].trace}  {many}  {show_seconds(took_s)}  from {rfc3339(began) or '-'}", "bold")
     table(
         [
             Column("SPAN", least=16),

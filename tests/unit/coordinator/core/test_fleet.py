@@ -328,6 +328,19 @@ def test_a35_counts_of_latencies_that_cannot_be_are_refused(latencies: tuple[int
     assert set(fleet.nodes["a"].observed) == {"a-1"}
 
 
+@pytest.mark.parametrize("wall", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("field", ["since", "retry_at", "gives_up_at"])
+def test_a_time_of_a_replica_that_no_clock_shows_is_refused(field: str, wall: float) -> None:
+    """What it told before stays, and so does the replica."""
+    told = observation(assignment("a-1"), Phase.READY)
+    fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(told,))
+    changes: dict[str, Any] = {field: wall}
+    lying = status(A, 3, at=2.0, observed=(replace(told, **changes),))
+    fleet, refusals = updates.merge_status(fleet, "a", 1, lying, *at(2.0))
+    assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
+    assert fleet.nodes["a"].observed == {"a-1": told}
+
+
 @pytest.mark.parametrize("count", [-1, 2**60])
 @pytest.mark.parametrize("field", ["requests", "answered", "retried", "refused", "lost"])
 def test_a35_counts_of_ingress_that_cannot_be_are_refused(field: str, count: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from harness.builders.agent_values import assignment
 from harness.builders.coordinator_core import MIB, device, fleet_of, node, observation, warm
@@ -143,6 +144,42 @@ async def test_a_report_changes_the_rows_of_its_node_alone(viewer: Viewer) -> No
     await other.report(free_bytes=2**32 + 1)
     assert await viewer.look() == {}, "a change that nobody sees is none"
     assert runs.name != other.name
+
+
+@pytest.mark.parametrize("since", [math.nan, 1e300])
+async def test_a_time_that_is_none_costs_its_row_that_time_alone(viewer: Viewer, since: float) -> None:
+    await two_agents(viewer.world)
+    region = viewer.world.region
+    (placed,) = views.placement_views(region.workloads.desired, region.fleet.fleet, region.workloads.last_plan)
+    assert "since" in placement_row(placed)
+    placed.observed.since = since
+    odd = placement_row(placed)
+    assert "since" not in odd
+    assert odd["phase"] == placed.observed.phase
+
+
+async def test_a_row_that_cannot_be_made_hides_no_other_and_is_logged_once(
+    viewer: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, other = await two_agents(viewer.world)
+    make = views.placement_view
+
+    def fail(*told: object, **more: object) -> None:
+        raise OverflowError("a figure that cannot be shown")
+
+    monkeypatch.setattr(views, "placement_view", fail)
+    with capture_logs() as logs:
+        found = await viewer.look()
+        assert found["nodes"].keys() == {runs.name, other.name}
+        assert found["workloads"].keys() == {"default/reader"}
+        assert "placements" not in found
+        await runs.report(free_bytes=2**32)
+        assert (await viewer.look()).keys() == {"devices"}
+        monkeypatch.setattr(views, "placement_view", make)
+        await runs.report(free_bytes=2**33)
+        assert (await viewer.look()).keys() == {"devices", "placements", "places"}
+    failed = [(each["table"], each["subject"]) for each in logs if each["event"] == "dashboard_row_failed"]
+    assert failed == [("node", runs.name)]
 
 
 async def test_what_is_gone_is_published_as_gone(viewer: Viewer) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+import structlog
+
 from shoal.coordinator.api import views
 from shoal.coordinator.api.dashboard.feed import RowChange, RowKey
 from shoal.coordinator.api.dashboard.rows import (
@@ -41,6 +43,8 @@ from shoal.types.assignment import DesiredSet
 from shoal.types.units import UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import operator_pb2
+
+log: Final = structlog.get_logger("shoal.coordinator.dashboard")
 
 TICK_S: Final = 0.1
 """Shortest time between two looks at the region."""
@@ -105,6 +109,8 @@ class Board:
         """Set once the events from before are in their table."""
         self._shown: dict[tuple[str, str], Shown] = {}
         """By source."""
+        self._failed: set[tuple[str, str]] = set()
+        """Sources that did not make all of their rows when they were asked last."""
         self._shown_events: deque[int] = deque()
         """Numbers of the events in their table, oldest first."""
         self._latest_events: deque[int] = deque()
@@ -189,16 +195,23 @@ class Board:
             shown = self._shown.get(source.key)
             if shown is None or not _is_same(shown.made_of, source.made_of):
                 before, rows = shown.rows if shown is not None else {}, dict[RowKey, str]()
-                for key, row in source.make():
-                    rows[key] = row_text(row)
-                    if before.get(key) != rows[key]:
-                        changes.append((key, rows[key]))
-                    await pace.breathe()
+                try:
+                    for key, row in source.make():
+                        rows[key] = row_text(row)
+                        if before.get(key) != rows[key]:
+                            changes.append((key, rows[key]))
+                        await pace.breathe()
+                    self._failed.discard(source.key)
+                except Exception:  # what cannot be shown of one must not hide all others
+                    if source.key not in self._failed:
+                        log.exception("dashboard_row_failed", subject=source.key[1], table=source.key[0])
+                    self._failed.add(source.key)
                 gone.extend((key, None) for key in before.keys() - rows.keys())
                 self._shown[source.key] = Shown(source.made_of, rows)
             await pace.breathe()
         for name in self._shown.keys() - present:
             gone.extend((key, None) for key in self._shown.pop(name).rows)
+            self._failed.discard(name)
         changes = gone + changes  # a row may have gone from one source to another
         if changes:
             self._publish(changes)

@@ -13,8 +13,9 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from shoal.coordinator.core import timeline
+from shoal.coordinator.core.fleet.checks import is_plausible_time
 from shoal.coordinator.core.timeline import Figure
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, Wall
 from shoal.v1 import nouns_pb2, operator_pb2
 
 Row = dict[str, Any]
@@ -51,8 +52,8 @@ def node_row(view: operator_pb2.NodeView) -> Row:
         memory=node.memory_limit_bytes,
         reason=_reason(view),
         # Of a node that reports, the time of its last report is now.
-        seen=0 if ready else round(view.last_seen),
-        joined=round(view.joined_at),
+        seen=0 if ready else _time(view.last_seen),
+        joined=_time(view.joined_at),
     )
 
 
@@ -82,7 +83,7 @@ def device_row(view: operator_pb2.DeviceView) -> Row:
         live=view.liveness,
         runs=len(view.assignments),
         reason=_reason(view),
-        since=round(view.since),
+        since=_time(view.since),
         shares=device.hardware or device.memory_in,
     )
 
@@ -98,8 +99,8 @@ def workload_row(view: operator_pb2.WorkloadView) -> Row:
         ready=view.ready,
         revision=view.revision,
         reason=_reason(view),
-        since=round(view.since),
-        retry_at=round(view.retry_at),
+        since=_time(view.since),
+        retry_at=_time(view.retry_at),
         answered=sum(each.answered for each in counts),
         retried=sum(each.retried for each in counts),
         refused=sum(each.refused for each in counts),
@@ -126,7 +127,7 @@ def placement_row(view: operator_pb2.PlacementView) -> Row:
         live=view.liveness,
         stays=view.stays[:TEXT_MOST],
         phase=seen.phase if told else "",
-        since=round(seen.since) if told else 0,
+        since=_time(seen.since) if told else 0,
         code=seen.code if told else "",
         why=seen.reason[:TEXT_MOST] if told else "",
         requests=sum(each.requests for each in seen.served),
@@ -217,6 +218,11 @@ def _shortest(value: Any) -> Any:
 def _rounded(value: float, digits: int) -> float | None:
     """None where unknown, which a row leaves out."""
     return round(value, digits) if math.isfinite(value) else None
+
+
+def _time(wall: float) -> int:
+    """0, which a row leaves out, where no clock can show it: some of these a node has told."""
+    return round(wall) if is_plausible_time(Wall(wall)) else 0
 
 
 def _digits(value: float, digits: int = 3) -> float | None:

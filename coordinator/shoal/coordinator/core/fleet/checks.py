@@ -202,7 +202,10 @@ METRICS_MAY_BE_NAN = frozenset({"joules", "served joules", "served latency_p50_s
 
 
 def check_replica_metrics(observed: Observed) -> Refusal | None:
-    """TELEMETRY_ABSURD where an assignment's figures cannot be true."""
+    """TELEMETRY_ABSURD where an assignment's figures, or its times, cannot be true."""
+    for name, at in (("since", observed.since), ("retry_at", observed.retry_at), ("gives_up_at", observed.gives_up_at)):
+        if at is not None and not is_plausible_time(at):
+            return absurd_figure(observed.assignment, name, at, f"0 to {LATEST_TIME:g}")
     for name, value, most in _replica_metrics(observed):
         if math.isnan(value) and name in METRICS_MAY_BE_NAN:
             continue
