@@ -729,12 +729,13 @@ class GrpcChannel:
         """Raises OSError."""
         target = HostPort.parse(self._address)
         loop = asyncio.get_running_loop()
-        failed: asyncio.Future[None] = loop.create_future()
+        # A result, because nobody may be left to take it: an exception would be logged then.
+        failed: asyncio.Future[OSError] = loop.create_future()
         session = ClientSession(self, self._keepalive, is_shared=self._is_shared)
 
         def on_failure(error: OSError) -> None:
             if not failed.done():
-                failed.set_exception(error)
+                failed.set_result(error)
 
         context = None if self._context is None else self._context()
 
@@ -751,7 +752,7 @@ class GrpcChannel:
         try:
             await asyncio.wait((failed, greeting), return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
-                await failed
+                raise failed.result()
         except BaseException:
             transport.abort()
             raise
