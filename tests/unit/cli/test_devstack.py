@@ -520,6 +520,14 @@ def test_a_kept_demo_spares_regions_that_are_up(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_demo_that_keeps_nothing_takes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.devstack.demo.Demo.run", lambda demo: pytest.fail("it began"))
+    done = CliRunner().invoke(shoal, ["demo", "--data-dir", str(tmp_path / "demo")])
+    assert isinstance(done.exception, ShoalError)
+    assert done.exception.code is Code.USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_kept_demo_spares_regions_that_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would start them, with what is applied there."""
     monkeypatch.setattr("shoal.devstack.demo.Demo.run", lambda demo: pytest.fail("it began"))

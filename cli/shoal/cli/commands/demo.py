@@ -46,6 +46,8 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
     Real models, real input, real processes; the accelerators are emulated and say so. Status 1 when an expectation
     fails.
     """
+    if data_dir is not None and not keep:
+        raise refuse(Code.USAGE, "--data-dir without --keep", "both, or neither", "without --keep nothing is left")
     # Only this verb needs pictures and onnx (extra `local`); the others start without them.
     from shoal.devstack.demo import CHAPTERS, Demo
 
