@@ -42,13 +42,14 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.migration.triggers.turns import Turn
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.core.workloads.kept import may_ask_for_moves
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Transaction
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import operator_pb2
 
 T = TypeVar("T")
@@ -799,11 +800,19 @@ async def test_triggers_run_at_once_for_documents_that_may_ask_for_moves(
     await world.step()
     await world.step()
     ran.clear()
+    asked = list[str]()
+
+    def note_asked(each: Intent) -> bool:
+        asked.append(each.key.name)
+        return may_ask_for_moves(each)
+
+    monkeypatch.setattr(step, "may_ask_for_moves", note_asked)
     policy = "apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: other}\nspec: {optimize: {cost: 1.0}}\n"
     other = DOCUMENTS[0][1].split("---\n")[1].replace("name: reader", "name: other").replace("fast", "other")
     assert (await world.region.documents.apply([("p", policy), ("w", other)], {}, "", "test")).revision
     await world.step()
     assert not any(ran)
+    assert set(asked) == {"other"}, "of all workloads, those whose documents changed"
     moves = policy.replace("spec: {", "spec: {migration: {when: {gain: 10%}}, ")
     assert (await world.region.documents.apply([("p", moves)], {}, "", "test")).revision
     await world.step()

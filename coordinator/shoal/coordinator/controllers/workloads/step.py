@@ -44,6 +44,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.audit import differences
+from shoal.coordinator.core.workloads.changed import difference
 from shoal.coordinator.core.workloads.decide import NextPlacement, inputs_of, next_placement
 from shoal.coordinator.core.workloads.entries import credentials_of
 from shoal.coordinator.core.workloads.failures import excluded_places, with_retry
@@ -520,7 +521,10 @@ class WorkloadsController:
         of workloads that may ask for some, the region's price or its carbon changed.
         """
         if world.intents is not self._last_seen:
-            self._last_seen, self._movers = world.intents, tuple(filter(may_ask_for_moves, world.intents))
+            new, gone = difference(self._last_seen, world.intents)
+            if any(map(may_ask_for_moves, (*new, *gone))):
+                self._movers = tuple(filter(may_ask_for_moves, world.intents))
+            self._last_seen = world.intents
         seen = (self._movers, world.costs, repr(world.region.carbon_g_per_kwh))
         if now < self._evaluate_at and seen == self._evaluated_inputs:
             return False
