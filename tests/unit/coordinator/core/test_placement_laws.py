@@ -30,8 +30,8 @@ from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.advance import trigger_view
 from shoal.coordinator.core.migration.triggers import scan
+from shoal.coordinator.core.placement import joint, score
 from shoal.coordinator.core.placement import place as joint_decision
-from shoal.coordinator.core.placement import score
 from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.feasible import Scope
@@ -452,3 +452,71 @@ def test_what_was_tried_together_and_not_taken_is_not_left_in_columns(monkeypatc
         ("b", "slow"),
         ("c", "slow"),
     ]
+
+
+def place_with_columns(region: Inputs) -> list[tuple[str, str]]:
+    """The name of each workload that was placed, and its node."""
+    columns = DeviceColumns()
+    columns.update(region, region.measured, set())
+    plan = place(region, explain=False, columns=columns)
+    return [(each.workload.name, target.node) for each in plan.workloads for target in each.targets]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_law_where_each_has_its_best_place_no_other_choice_is_better(data: st.DataObject) -> None:
+    """Little memory and time, workloads with and without replicas, of which some may run on few nodes."""
+    names = [f"n{at}" for at in range(data.draw(st.integers(1, 4)))]
+    fleet = fleet_of()
+    for name in names:
+        speed, memory = data.draw(st.sampled_from([1e11, 2e11])), data.draw(st.sampled_from([60, 90, 130, 4096]))
+        fleet = with_machine(fleet, machine(name, memory=memory), speed, 20.0)
+    models = st.sampled_from([ModelRef("ocr.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, "")])
+    asked = [
+        intent(
+            f"w{at}", models=(data.draw(models),), replicas=data.draw(st.integers(1, 2)),
+            spread=data.draw(st.sampled_from([Spread.NODE, Spread.NONE])),
+            where=data.draw(st.sampled_from(["", 'node.name != "n0"'])),
+            weights=data.draw(st.sampled_from([{"latency": 1.0}, {"energy": 1.0}])),
+            traffic=data.draw(st.sampled_from([(), traffic(5.0)])),
+        )
+        for at in range(data.draw(st.integers(2, 3)))
+    ]  # fmt: skip
+    have_best = joint._have_best
+
+    def check(rows: Any, after: Any) -> bool:
+        found = have_best(rows, after)
+        if found:
+            together = joint.joint_problem(rows[0].solver.scope, rows, after)
+            assert together is not None
+            assert np.array_equal(improve(together.problem, together.start), together.start)
+        return found
+
+    region = inputs(fleet, *asked)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(joint, "_have_best", check)
+        found = place_with_columns(region)
+    plan = place(region, explain=False)
+    assert found == [(each.workload.name, target.node) for each in plan.workloads for target in each.targets]
+
+
+def test_workloads_are_tried_together_only_where_one_takes_the_best_place_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried, joint_problem = list[int](), joint.joint_problem
+
+    def count(scope: Scope, rows: Any, after: Any) -> Any:
+        tried.append(len(rows))
+        return joint_problem(scope, rows, after)
+
+    monkeypatch.setattr(joint, "joint_problem", count)
+
+    def region_of(memory: int, where: str = "") -> Inputs:
+        fleet = with_machine(fleet_of(), machine("fast", memory=memory), 2e11, 20.0)
+        fleet = with_machine(fleet, machine("slow", memory=memory), 1e11, 20.0)
+        return inputs(fleet, intent("a"), intent("b", where=where))
+
+    assert place_with_columns(region_of(4096)) == [("a", "fast"), ("b", "fast")]
+    assert tried == [], "each has what it would have alone"
+    assert place_with_columns(region_of(90, 'node.name == "fast"')) == [("a", "slow"), ("b", "fast")]
+    assert tried == [2]

@@ -790,6 +790,36 @@ class DeviceColumns:
         for at in _best_first(scores, order_of):
             yield (models[at // rows], *self._place(at % rows))
 
+    def are_best(
+        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, allocations: Allocations,
+        known: Sequence[KnownOption], chosen: Sequence[Option], nodes: Collection[str],
+    ) -> bool:  # fmt: skip
+        """Whether nothing is better for a replica of this workload than each of these places: no device with room
+        beside these allocations, nor one on these nodes, whatever is taken there. Of a uniform request, while no device
+        may sleep.
+
+        known: as in `places`. chosen: where the allocations have replicas of it."""
+        self._refresh(allocations)
+        models = [each for each in intent.models if each.digest in scope.inputs.profiles]
+        if not (models and self._rows):
+            return False
+        selector = self._selector(scope, require.where) if require.where else None
+        request = _request(scope.inputs, intent, require, limits, models)
+        of_models = self._judged(scope, intent, require, limits, models)
+        states = [self._states[name] for name in nodes if name in self._states]
+        slots = [Slot(state.name, device.name) for state in states for device in state.node.devices]
+        rows, found = self.rows_of(slots), dict[tuple[str, str, str], float]()
+        for model, figures in zip(models, of_models, strict=True):
+            kinds = figures.model.kinds[rows]
+            fits = self._open[rows] & figures.feasible[kinds]
+            if selector is not None:
+                fits &= selector.admits[rows]
+            values = np.where(fits, figures.awake[kinds], np.inf).tolist()
+            found |= {(*slot, model.variant): value for slot, value in zip(slots, values, strict=True)}
+        found |= {each.option.key: each.objective for each in known}
+        least = min(float(self._scores(request, of_models, selector).min()), *found.values())
+        return all(found.get(option.key, np.inf) <= least < np.inf for option in chosen)
+
     def _scores(self, request: Request, of_models: Sequence[_Figures], selector: _Selector | None) -> Floats:
         """As `_Search` has them, for what is taken now. Not to be changed; computed again for rows that are others."""
         rows, basis = len(self._slots), (selector, *of_models)

@@ -6,6 +6,7 @@ the places that each workload prefers: the solver checks it like any other choic
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -61,8 +62,8 @@ def better_places(
     """Places for the new replicas of these workloads that are better in sum; empty where none were found. after: the
     allocations with all of them."""
     rows = [row for solver in solvers for row in _rows(solver)]
-    if len(rows) < 2:
-        return {}  # alone, it has the best
+    if len(rows) < 2 or _have_best(rows, after):
+        return {}  # alone, each has the best
     joint = joint_problem(scope, rows, after)
     if joint is None or not joint.problem.is_searchable:
         return {}
@@ -84,6 +85,20 @@ class JointRow(NamedTuple):
     level: Level
     # Where it is; None: it has no place.
     new: Option | None
+
+
+def _have_best(rows: Sequence[JointRow], after: Allocations) -> bool:
+    """Whether no row would have a better place if the others had none, as far as that is known without a look at each
+    device: then no other choice is better in sum."""
+    places = [row.new for row in rows if row.new is not None]
+    if len(places) < len(rows):
+        return False
+    nodes = {place.slot.node for place in places}
+    for _, group in groupby(zip(rows, places, strict=True), key=lambda each: id(each[0].solver)):
+        (row, place), *others = group
+        if not row.solver.are_best(row.level, [place, *(other for _, other in others)], after, nodes):
+            return False
+    return True
 
 
 def joint_problem(scope: Scope, rows: Sequence[JointRow], after: Allocations) -> JointProblem | None:

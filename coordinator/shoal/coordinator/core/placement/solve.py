@@ -1,7 +1,7 @@
 """Chooses a workload's replicas for one set of requirements and limits."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -682,15 +682,32 @@ class Solver:
         if columns is None or columns.refuted:
             yield from self.best_first(require, limits)
             return
-        known = [
-            KnownOption(option, objectives([self._figures(option, require)], self.intent.weights)[0])
-            for option in self._held.values()
-            if not self.scope.faults(option, self.intent, require, limits)
-        ]
+        known = self._known_options(self._held.values(), require, limits)
         for place in columns.places(self.scope, self.intent, require, limits, self.allocations, known):
             option = self._option(*place)
             if not self.scope.faults(option, self.intent, require, limits):
                 yield option
+
+    def _known_options(self, options: Iterable[Option], require: Requirements, limits: Limits) -> Sequence[KnownOption]:
+        """Those of these options that are feasible by themselves."""
+        return [
+            KnownOption(option, objectives([self._figures(option, require)], self.intent.weights)[0])
+            for option in options
+            if not self.scope.faults(option, self.intent, require, limits)
+        ]
+
+    def are_best(
+        self, level: Level, chosen: Sequence[Option], allocations: Allocations, nodes: Collection[str]
+    ) -> bool:
+        """Whether no place is better for a new replica than each of these, which the level has chosen: neither one with
+        room beside these allocations, nor one on these nodes, whatever is taken there. False too where that is not
+        known without a look at each device."""
+        require, limits = level.require, level.limits
+        columns = self._uniform_columns(require, limits)
+        if columns is None or columns.may_sleep:
+            return False
+        known = self._known_options(self.own_options, require, limits)
+        return columns.are_best(self.scope, self.intent, require, limits, allocations, known, chosen, nodes)
 
     def _uniform_columns(self, require: Requirements, limits: Limits) -> DeviceColumns | None:
         """The columns, if they say what these requirements need to know."""
