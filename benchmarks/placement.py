@@ -15,7 +15,8 @@ stands when it begins: two workloads a node (`_placement/standing.py`). Then, fo
 - applies: one workload after the other; a decision is what the step computes, without the store;
 - lost: one node falls silent, until its two replicas are placed elsewhere;
 - mass: many workloads in one apply, until all are placed;
-- churn: applies, deletions, lost and returning nodes and work that fits nowhere, `--churn` a second.
+- churn: applies, deletions, lost and returning nodes and work that fits nowhere, `--churn` a second. Applies ask for
+  no plan (`shoal apply --no-plan`), unless `--plans` is given.
 
 Times of steps and decisions are processor time of the loop's thread, so that a busy machine changes them little.
 `durable_per_s` are placements of `mass` a second by the clock, from the apply to the last commit. `loop_stall_ms` is
@@ -77,6 +78,8 @@ class Load:
     churn_per_s: float
     # Seconds of the churn.
     churn_s: float
+    # Whether the applies of the churn ask what they change.
+    churn_plans: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,7 @@ class ScaleRun:
         """Placements a second of one large apply."""
         texts = [(f"mass-{at}", workload_text(f"mass-{at}", at)) for at in range(self.load.mass)]
         began = time.monotonic()
-        await self._apply_texts(texts)
+        await self._apply_texts(texts, with_plan=True)
         wanted = {WorkloadKey(f"t{at % 20}", f"mass-{at}") for at in range(self.load.mass)}
         await self.until("all placements", lambda: wanted <= self.links.sent_at.keys())
         return self.load.mass / (max(self.links.sent_at[key] for key in wanted) - began)
@@ -222,25 +225,25 @@ class ScaleRun:
             due += 1 / self.load.churn_per_s
             kind = count % 10
             if kind < 4:
-                key = await self._apply(f"churn-{count}", count)
+                key = await self._apply(f"churn-{count}", count, with_plan=self.load.churn_plans)
                 kept.append(DocumentKey("Workload", str(key)))
             elif kind < 7 and kept:
                 await self.region.documents.delete(kept.pop(0), ACTOR)
             elif kind == 7:
-                await self._apply(f"nowhere-{count}", count, "impossible")
+                await self._apply(f"nowhere-{count}", count, "impossible", with_plan=self.load.churn_plans)
             else:
                 one = self.links.agents[names[count % len(names)]]
                 one.up = not one.up
             count += 1
         return count / (time.monotonic() - began)
 
-    async def _apply(self, name: str, number: int, policy: str = "") -> WorkloadKey:
-        await self._apply_texts([(name, workload_text(name, number, policy))])
+    async def _apply(self, name: str, number: int, policy: str = "", *, with_plan: bool = True) -> WorkloadKey:
+        await self._apply_texts([(name, workload_text(name, number, policy))], with_plan=with_plan)
         return WorkloadKey(f"t{number % 20}", name)
 
-    async def _apply_texts(self, texts: Sequence[tuple[str, str]]) -> None:
-        began = time.monotonic()
-        done = await self.region.documents.apply(texts, {}, "", ACTOR, compute=partial(self.pool.run, ACTOR))
+    async def _apply_texts(self, texts: Sequence[tuple[str, str]], *, with_plan: bool) -> None:
+        began, compute = time.monotonic(), partial(self.pool.run, ACTOR)
+        done = await self.region.documents.apply(texts, {}, "", ACTOR, with_plan=with_plan, compute=compute)
         self._took = time.monotonic() - began
         if not done.revision:
             raise RuntimeError(f"not applied: {done.plan_result.problems[:1]} {done.plan_differences[:1]}")
@@ -344,6 +347,7 @@ def main() -> None:
     parser.add_argument("--mass", type=int, default=10_000, help="workloads of the one large apply")
     parser.add_argument("--churn", type=float, default=100.0, help="events a second")
     parser.add_argument("--churn-seconds", type=float, default=10.0)
+    parser.add_argument("--plans", action="store_true", help="applies of the churn ask for plans")
     parser.add_argument("--instances", type=int, default=200, help="of --quality")
     parser.add_argument("--seed", type=int, default=1, help="of the instances")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds for HiGHS on one instance")
@@ -368,7 +372,7 @@ def main() -> None:
         options = [each for each in sys.argv[1:] if each != "--scale"]
         found = [_of_child(nodes, options) for nodes in SIZES]
     else:
-        load = Load(given.idle, given.applies, given.mass, given.churn, given.churn_seconds)
+        load = Load(given.idle, given.applies, given.mass, given.churn, given.churn_seconds, given.plans)
         with tempfile.TemporaryDirectory() as folder:
             found = [asyncio.run(measure(given.nodes, load, Path(folder) / "store"))]
     for each in found:

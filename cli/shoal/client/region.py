@@ -142,9 +142,13 @@ class RegionClient:
         return self._call("Plan", request)  # type: ignore[no-any-return]
 
     def apply(
-        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None, plan_hash: str = ""
-    ) -> operator_pb2.ApplyReply:
-        request = operator_pb2.ApplyRequest(documents=documents, digests=digests or {}, plan_hash=plan_hash)
+        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None, plan_hash: str = "",
+        *, with_plan: bool = True,
+    ) -> operator_pb2.ApplyReply:  # fmt: skip
+        """with_plan: False where the reply need not say what changes besides documents."""
+        request = operator_pb2.ApplyRequest(
+            documents=documents, digests=digests or {}, plan_hash=plan_hash, without_plan=not with_plan
+        )
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
     def history(self, tenant: str, name: str) -> tuple[operator_pb2.RevisionView, ...]:

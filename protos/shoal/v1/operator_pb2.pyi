@@ -743,7 +743,10 @@ class ApplyRequest(_message.Message):
     PLAN_HASH_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     ROLLBACK_FIELD_NUMBER: _builtins.int
+    WITHOUT_PLAN_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
+    without_plan: _builtins.bool
+    """The reply's plan has the documents' changes alone. Without effect beside a plan_hash."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]: ...
     @_builtins.property
@@ -757,10 +760,11 @@ class ApplyRequest(_message.Message):
         plan_hash: _builtins.str = ...,
         digests: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         rollback: Global___RollbackTo | None = ...,
+        without_plan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rollback", b"rollback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "plan_hash", b"plan_hash", "rollback", b"rollback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "plan_hash", b"plan_hash", "rollback", b"rollback", "without_plan", b"without_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

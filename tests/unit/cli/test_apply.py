@@ -129,6 +129,8 @@ class WavingRegion:
         """Of the broken one, from when it was applied first."""
         self.applied = list[list[str]]()
         self.planned = list[list[str]]()
+        self.with_plan = list[bool]()
+        """Of each apply."""
         self.broken = broken
         self.state = "progressing"
         """Of the broken one."""
@@ -145,8 +147,12 @@ class WavingRegion:
         refusal = nouns_pb2.Refusal(code="POLICY_UNKNOWN", found=self._problem)
         return operator_pb2.PlanReply(problems=[operator_pb2.Problem(refusal=refusal)] if self._problem else [])
 
-    def apply(self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str]) -> operator_pb2.ApplyReply:
+    def apply(
+        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str], plan_hash: str = "",
+        *, with_plan: bool = True,
+    ) -> operator_pb2.ApplyReply:  # fmt: skip
         assert dict(digests) == {}
+        self.with_plan.append(with_plan)
         self.applied.append([stem(each) for each in documents])
         plan = operator_pb2.PlanReply(computed_at=self.clock.wall())
         if self.broken in self.applied[-1] and not self.aborted:
@@ -176,6 +182,20 @@ def run(monkeypatch: pytest.MonkeyPatch, region: WavingRegion, *words: str) -> R
 
     monkeypatch.setattr(module, "connect", connect)
     return CliRunner().invoke(shoal, ["apply", *words])
+
+
+def test_an_apply_may_go_without_a_plan(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:
+    region = WavingRegion()
+    for words in ([], ["--no-plan"]):
+        done = run(monkeypatch, region, "-f", str(shops), *words)
+        assert done.exit_code == 0, done.output
+        assert "applied, revision" in done.output
+    assert region.with_plan == [True, False]
+    for other in (["--plan", "abc"], ["--dry-run"], ["--wave", "50%"]):
+        refused = run(monkeypatch, region, "-f", str(shops), "--no-plan", *other)
+        assert isinstance(refused.exception, ShoalError)
+        assert refused.exception.code is Code.USAGE
+        assert f"--no-plan with {other[0]}" in str(refused.exception)
 
 
 def test_each_wave_is_applied_once_the_last_is_ready(monkeypatch: pytest.MonkeyPatch, shops: Path) -> None:

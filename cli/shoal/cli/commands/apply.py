@@ -38,6 +38,7 @@ Key = tuple[str, str]
     metavar="HASH",
     help="Refuse (PLAN_STALE) if a decision of that plan would differ.",
 )
+@click.option("--no-plan", is_flag=True, help="Do not say what changes: takes a large region less time.")
 @click.option(
     "--prune",
     is_flag=True,
@@ -59,7 +60,7 @@ Key = tuple[str, str]
 @connection
 @output
 def apply(
-    files: tuple[str, ...], plan_hash: str, prune: bool, dry_run: bool, wait: bool, timeout_s: float,
+    files: tuple[str, ...], plan_hash: str, no_plan: bool, prune: bool, dry_run: bool, wait: bool, timeout_s: float,
     wave: float | None, context: str, region: str, output: str,
 ) -> None:  # fmt: skip
     """Apply FILES: store them, place what they ask for, and say what changes.
@@ -69,6 +70,9 @@ def apply(
     if wave is not None and (plan_hash or dry_run):
         found = f"--wave with {'--plan' if plan_hash else '--dry-run'}"
         raise refuse(Code.USAGE, found, "one of them: a plan is of all FILES at once", "leave one out")
+    if no_plan and (plan_hash or dry_run or wave is not None):
+        found = f"--no-plan with {'--plan' if plan_hash else '--dry-run' if dry_run else '--wave'}"
+        raise refuse(Code.USAGE, found, "one of them", "leave one out")
     bundle = read(files)
     refuse_problems(bundle.problems, output)
     with connect(context, region) as api:
@@ -84,7 +88,7 @@ def apply(
         if wave is not None:
             apply_in_waves(api, bundle, digests, wave, timeout_s, output)
         else:
-            reply = api.apply(bundle.documents, digests, plan_hash)
+            reply = api.apply(bundle.documents, digests, plan_hash, with_plan=not no_plan)
             report_apply(api, reply, plan_hash, bundle.workloads, wait, timeout_s, output)
         for kind, name, owner in surplus(api, bundle.workloads) if prune else ():
             api.delete(kind, name, owner)

@@ -123,8 +123,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         texts, digests = await self._read_documents(request)
         back = request.HasField("rollback")
         compute = partial(self._compute_pool.run, actor)
+        with_plan = not request.without_plan
         applied = await self._region.documents.apply(
-            texts, digests, request.plan_hash, actor, back=back, compute=compute
+            texts, digests, request.plan_hash, actor, back=back, with_plan=with_plan, compute=compute
         )
         outcome = "stale" if applied.plan_differences else "refused" if applied.plan_result.problems else "applied"
         names = ", ".join(f"{change.kind} {change.name}" for change in applied.plan_result.documents)

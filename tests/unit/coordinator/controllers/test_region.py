@@ -482,6 +482,27 @@ async def test_a_large_apply_is_planned_by_the_steps_alone(
     assert {"one", "two"} <= placed
 
 
+async def test_an_apply_that_asks_for_no_plan_places_nothing_itself(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place_agent(world)
+    others = [("other.yaml", READER.replace("reader", "other"))]
+    stale = await world.region.documents.apply(others, {}, "another", "test", with_plan=False)
+    assert stale.plan_differences, "a hash is compared all the same"
+
+    async def refuse_placement(*_: object) -> None:
+        raise AssertionError("placed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.region.workloads, "next_placement", refuse_placement)
+        applied = await world.region.documents.apply(others, {}, "", "test", with_plan=False)
+    assert applied.revision
+    assert applied.plan_result.plan is None
+    assert [(each.sign, each.name) for each in applied.plan_result.documents] == [("+", "default/other")]
+    await world.step()
+    assert "other" in {one.workload.name for one in world.region.workloads.desired["edge-1"].assignments}
+
+
 async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> None:
     await place_agent(world)
     again = await world.region.documents.plan(DOCUMENTS, {}, "test")

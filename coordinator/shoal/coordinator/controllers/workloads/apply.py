@@ -41,7 +41,7 @@ class PlanResult:
 
     # The catalog with the documents merged in.
     proposal: DocumentProposal
-    # None where there are problems, and in an apply of more than MOST_PLANNED workloads.
+    # None where there are problems, and in an apply that asked for none or is of more than MOST_PLANNED workloads.
     plan: PlacementPlan | None
     # Price and carbon as the plan uses them.
     signals: Mapping[SignalName, Signal] = field(default_factory=dict)
@@ -179,11 +179,13 @@ class DocumentsController:
         actor: str,
         *,
         back: bool = False,
+        with_plan: bool = True,
         compute: Compute = inline,
     ) -> ApplyResult:
-        """back, compute: as in `plan`. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
+        """back, compute: as in `plan`. with_plan: False where nobody wants to know what the documents change; a plan's
+        hash is compared all the same. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
         async with self._fence.documents_lock:
-            return await self._apply(texts, digests, plan_hash, actor, back, compute)
+            return await self._apply(texts, digests, plan_hash, actor, back, with_plan, compute)
 
     async def delete(self, key: DocumentKey, actor: str) -> int:
         """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
@@ -202,6 +204,7 @@ class DocumentsController:
         plan_hash: str,
         actor: str,
         back: bool,
+        with_plan: bool,
         compute: Compute,
     ) -> ApplyResult:
         before = self._plans.get(plan_hash)
@@ -209,7 +212,8 @@ class DocumentsController:
         planned = PlanResult(proposal, None)
         if proposal.problems:
             return ApplyResult(planned, (), 0)
-        if plan_hash or len(_changed_workloads(self.catalog, proposal.catalog)) <= MOST_PLANNED:
+        with_plan = with_plan and len(_changed_workloads(self.catalog, proposal.catalog)) <= MOST_PLANNED
+        if plan_hash or with_plan:
             planned = await self._place(proposal, MOST_CANDIDATES_APPLIED, compute)
         if plan_hash and planned.plan is not None and plan_hash != planned.plan.hash:
             return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
