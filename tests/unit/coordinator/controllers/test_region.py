@@ -503,6 +503,28 @@ async def test_an_apply_that_asks_for_no_plan_places_nothing_itself(
     assert "other" in {one.workload.name for one in world.region.workloads.desired["edge-1"].assignments}
 
 
+@pytest.mark.parametrize("most", [1, 2])
+async def test_what_a_large_apply_stores_is_made_beside_the_loop(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The documents are read there, whatever their number."""
+    monkeypatch.setattr(apply, "MOST_DUMPED", most)
+    await place_agent(world)
+    computed = list[object]()
+
+    async def compute(work: Callable[[], T]) -> T:
+        computed.append(found := work())
+        return found
+
+    texts = [(name, READER.replace("reader", name)) for name in ("one", "two")]
+    applied = await world.region.documents.apply(texts, {}, "", "test", with_plan=False, compute=compute)
+    assert applied.revision
+    assert len(computed) == (2 if most < len(texts) else 1)
+    found = dict(world.region.workloads.catalog.documents)
+    await world.region.documents.start()
+    assert dict(world.region.workloads.catalog.documents) == found, "the store has the same"
+
+
 async def test_planning_after_applying_shows_nothing(world: RegionFixture) -> None:
     await place_agent(world)
     again = await world.region.documents.plan(DOCUMENTS, {}, "test")

@@ -12,7 +12,7 @@ from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
-from shoal.coordinator.controllers.log.events import LogEvent
+from shoal.coordinator.controllers.log.events import LogEvent, StoreWrites
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, StoredDocument
@@ -33,6 +33,9 @@ has those of one workload. Each takes about 0.2 ms."""
 MOST_PLANNED: Final = 256
 """Workloads that an apply plans before it stores them, unless a plan's hash is to be compared: of more, the next steps
 alone decide. Otherwise each of them would be decided twice."""
+
+MOST_DUMPED: Final = 256
+"""Documents of which the loop itself makes what is stored: with its event each takes 8 us of a busy AMD EPYC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +220,14 @@ class DocumentsController:
             planned = await self._place(proposal, MOST_CANDIDATES_APPLIED, compute)
         if plan_hash and planned.plan is not None and plan_hash != planned.plan.hash:
             return ApplyResult(planned, _differences(before, _decisions(planned.plan)), 0)
-        documents = planned.proposal.catalog.documents
-        keys = planned.proposal.changed_keys
+        documents, held = proposal.catalog.documents, self.catalog.documents
+        keys = proposal.changed_keys
         if not keys:
             return ApplyResult(planned, (), 0)
-        events = [
-            LogEvent(
-                "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
-            )
-            for key in keys
-        ]
-        held = self.catalog.documents
-        left = revisions.revision_writes([held[key] for key in keys if key in held])
-        puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
-        revision = await self._commit_documents(puts, left.deletes, keys, events)
-        self._workloads.adopt(planned.proposal.catalog)
+        run = compute if len(keys) > MOST_DUMPED else inline
+        writes, events = await run(lambda: _writes_of(keys, documents, held, actor))
+        revision = await self._commit_documents(writes.puts, writes.deletes, keys, events)
+        self._workloads.adopt(proposal.catalog)
         return ApplyResult(planned, (), revision)
 
     async def _commit_documents(
@@ -272,6 +268,24 @@ def _changed_workloads(before: Catalog, after: Catalog) -> frozenset[WorkloadKey
     new, gone = difference(before.intents, after.intents)
     known = {each.key: each for each in gone}
     return frozenset(each.key for each in new if known.get(each.key) != each)
+
+
+def _writes_of(
+    keys: Sequence[DocumentKey],
+    documents: Mapping[DocumentKey, StoredDocument],
+    held: Mapping[DocumentKey, StoredDocument],
+    actor: str,
+) -> tuple[StoreWrites, list[LogEvent]]:
+    """What applying the documents of these keys stores, and its events. held: documents before that."""
+    left = revisions.revision_writes([held[key] for key in keys if key in held])
+    puts = {**{key.store_key: codec.dump(documents[key]) for key in keys}, **left.puts}
+    events = [
+        LogEvent(
+            "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
+        )
+        for key in keys
+    ]
+    return StoreWrites(puts, left.deletes), events
 
 
 def _decisions(plan: PlacementPlan) -> tuple[str, ...]:
