@@ -58,7 +58,7 @@ class EntryPoints:
         self._serving_names: list[str] = []
         """These nodes, in order."""
         self._serving_fronts: tuple[Front, ...] | None = None
-        """The same as fronts; None: a node got the first of them or lost the last."""
+        """The same as fronts; None: nobody asked for them yet."""
         self._of_gateways: dict[str, Forwarding] = {}
         """What each gateway of all tenants was told last."""
         for name, held in self._assigned.items():
@@ -142,12 +142,12 @@ class EntryPoints:
             self._serving[node] = after
         else:
             del self._serving[node]
-        if not before:
-            insort(self._serving_names, node)
-        elif not after:
-            del self._serving_names[bisect_left(self._serving_names, node)]
-        if not (before and after):
-            self._serving_fronts = None
+        if before and after:
+            return
+        at, fronts = bisect_left(self._serving_names, node), self._serving_fronts
+        self._serving_names[at : at + bool(before)] = [node] if after else []
+        if fronts is not None:
+            self._serving_fronts = (*fronts[:at], *([self._front(node)] if after else []), *fronts[at + bool(before) :])
 
     def subscribe(self, node: str, keys: Iterable[WorkloadKey]) -> None:
         """All that a node that has routes on demand subscribes to from now on."""
@@ -225,11 +225,13 @@ class EntryPoints:
         """All nodes that serve, whose keys are needed although they forward nothing here: the same values as before
         where they are known."""
         if self._serving_fronts is None:
-            for name in self._serving_names:
-                if name not in self._fronts:
-                    self._fronts[name] = Front(name, self._keys.get(name, ""))
-            self._serving_fronts = tuple([self._fronts[name] for name in self._serving_names])
+            self._serving_fronts = tuple(map(self._front, self._serving_names))
         return self._serving_fronts
+
+    def _front(self, name: str) -> Front:
+        if name not in self._fronts:
+            self._fronts[name] = Front(name, self._keys.get(name, ""))
+        return self._fronts[name]
 
     def _forwarding(self, node: str) -> Forwarding:
         receives, sends = self._receives(node), self._sends(node)
