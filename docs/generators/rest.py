@@ -78,6 +78,7 @@ def paths() -> Iterator[str]:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _UNDER = {
     "_answer": (),
+    "_answer_small": (),
     "_shared_memory": ("v2", "systemsharedmemory"),
     "_cuda_shared_memory": ("v2", "cudasharedmemory"),
 }

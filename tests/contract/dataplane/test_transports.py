@@ -59,6 +59,7 @@ class Echo:
         self.admitted = 0
         self.deny: Exception | None = None
         self.hold: asyncio.Event | None = None
+        self.hold_metadata: asyncio.Event | None = None
         self.inside = 0
         self.cancelled = 0
         self.is_ready = True
@@ -97,6 +98,9 @@ class Echo:
         is_open = self.is_direct and self.deny is None and (gate is None or gate.is_open(Elapsed(0.0)))
         return "acme" if is_open else None
 
+    def tenant_of(self, call: InboundCall) -> str:
+        return "" if self.deny is not None else "acme"
+
     def server_ready(self, call: InboundCall) -> bool:
         self._see(call)
         return self.is_ready
@@ -121,6 +125,8 @@ class Echo:
 
     async def model_metadata(self, call: InboundCall, name: str, version: str) -> oip.ModelMetadataResponse:
         self._see(call)
+        if self.hold_metadata is not None:
+            await self.hold_metadata.wait()
         shown = oip.ModelMetadataResponse.TensorMetadata(name="x", datatype="FP32", shape=[-1, 3])
         return oip.ModelMetadataResponse(
             name=name, versions=["1"], platform="onnx_onnxv1", inputs=[shown], outputs=[shown]
@@ -600,6 +606,24 @@ async def test_a_tenant_over_its_rate_is_told_when_to_retry_and_nothing_of_its_b
     assert await case.client().ready(), "only requests are limited"
     assert case.service.tenants.uses() == (TenantUse("acme", over_rate=1),)
     assert case.service.paced == [Code.TENANT_RATE]
+
+
+async def test_calls_of_a_tenant_over_its_rate_are_counted_together(
+    case: TransportCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of every method: with more credentials a tenant gets no more of them."""
+    monkeypatch.setattr(intake_module, "CALLS_PER_PAYER", 2)
+    case.service.tenants.configure([TenantLimit("acme", rate=PerSecond(0.01))])
+    case.service.hold_metadata = asyncio.Event()
+    held = [asyncio.create_task(case.client(bearer=f"secret-{number}").model("up")) for number in range(2)]
+    await until(lambda: case.admission()._by_payer["acme"] == 2, 5.0, "two calls inside")
+    with pytest.raises(InferenceError, match="2 calls of this tenant") as refused:
+        await case.client(bearer="secret-3").model("up")
+    assert (refused.value.code, refused.value.retry_after_ms) == (Code.OVERLOADED, "1000")
+    case.service.hold_metadata.set()
+    await asyncio.gather(*held)
+    await until(lambda: not case.admission()._usage, 5.0, "all to leave")
+    assert await case.client(bearer="secret-3").model("up")
 
 
 async def test_a_tenant_with_too_many_inside_is_refused_until_one_ends(case: TransportCase) -> None:

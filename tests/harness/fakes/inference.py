@@ -28,6 +28,9 @@ class EchoingService:
     def payer_of(self, call: InboundCall) -> str | None:
         return None
 
+    def tenant_of(self, call: InboundCall) -> str:
+        return "acme"
+
     def server_ready(self, call: InboundCall) -> bool:
         return True
 

@@ -218,6 +218,10 @@ class DataPlane:
         gate = None if caller.hop else self._tenants.gate(caller.tenant)  # it was charged where it entered
         return caller.tenant if gate is None or gate.is_open(self._clock.now()) else None
 
+    def tenant_of(self, call: InboundCall) -> str:
+        caller = self._callers.find_caller(call)
+        return "" if caller is None else caller.payer
+
     def server_ready(self, call: InboundCall) -> bool:
         self._callers.authenticate_reader(call)
         return self._is_serving()

@@ -248,7 +248,7 @@ class GrpcMethods:
 
     def _begin_call(self, call: InboundCall, *, stream: bool = False) -> CallPlace:
         """The place of a call that is no inference. Raises CallRefused(OVERLOADED)."""
-        return self.admission.call(call.caller, self._service.payer_of(call) or "", stream=stream)
+        return self.admission.call(call.caller, self._service.tenant_of(call), stream=stream)
 
     async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
         """Read the next message of a method with small requests; None at the end of the call. Inside

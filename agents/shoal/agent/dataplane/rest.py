@@ -243,6 +243,28 @@ class RestMethods:
         if request.identity_error is not None:
             raise request.identity_error
         match method, request.path:
+            case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
+                return await self._infer(request, name, held)
+            case "POST", ("v2", "models", name, "generate") | ("v2", "models", name, "versions", _, "generate"):
+                return await self._generate(request, name, held)
+            case (
+                "POST",
+                ("v2", "models", name, "generate_stream") | ("v2", "models", name, "versions", _, "generate_stream"),
+            ):
+                return await self._generate_stream(request, name, held)
+            case _:
+                self._begin_small(request.call, held)
+                return await self._answer_small(request, method)
+
+    def _begin_small(self, call: InboundCall, held: ExitStack) -> None:
+        """Count a call that is no inference until its response is sent. Raises ShoalError."""
+        if call.identity is None:
+            self._service.authenticate(InboundCall(bearer=call.bearer))
+        held.enter_context(self._admission.call(call.caller, self._service.tenant_of(call)))
+
+    async def _answer_small(self, request: RestRequest, method: str) -> RestResponse:
+        """Any other method. Raises ShoalError."""
+        match method, request.path:
             case "GET", ("v2", "health", "ready"):
                 return _ready({}, self._service.server_ready(request.call))
             case "GET", ("v2",):
@@ -264,15 +286,6 @@ class RestMethods:
                 return _response(
                     statistics_document(await self._service.statistics(request.call, name, _version(request)))
                 )
-            case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
-                return await self._infer(request, name, held)
-            case "POST", ("v2", "models", name, "generate") | ("v2", "models", name, "versions", _, "generate"):
-                return await self._generate(request, name, held)
-            case (
-                "POST",
-                ("v2", "models", name, "generate_stream") | ("v2", "models", name, "versions", _, "generate_stream"),
-            ):
-                return await self._generate_stream(request, name, held)
             case "POST", ("v2", "repository", "index"):
                 return await self._index(request)
             case "POST", ("v2", "repository", "models", _, "load" | "unload"):

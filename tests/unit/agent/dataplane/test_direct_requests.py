@@ -300,6 +300,13 @@ async def test_a_tenants_limits_count(front: Front) -> None:
     assert front.begin() is None
 
 
+async def test_calls_of_a_tenant_count_as_its_own_while_it_is_over_its_rate(front: Front) -> None:
+    assert (front.plane.payer_of(CALL), front.plane.tenant_of(CALL)) == ("acme", "acme")
+    front.configure(tenants=(TenantLimit("acme", rate=PerSecond(0.001)),))
+    assert (front.plane.payer_of(CALL), front.plane.tenant_of(CALL)) == (None, "acme")
+    assert front.plane.tenant_of(InboundCall(bearer="of nobody")) == ""
+
+
 TENSORS = st.lists(st.binary(max_size=6), max_size=3)
 
 
