@@ -27,6 +27,7 @@ from shoal.coordinator.core.placement.model import Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import Crashes, ReconcilerMemory
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Batching, Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
@@ -475,6 +476,29 @@ def test_crashes_are_remembered_no_longer_than_they_matter() -> None:
     memory = replace(memory, crashes=(replace(memory.crashes[0], count=failures.POISON_AFTER - 1),))
     assert len(count(None, 50.0)) == 1
     assert count(None, late) == ()
+
+
+@pytest.mark.parametrize(("tenant", "is_kept"), [("acme", True), (GUEST_TENANT, False)])
+def test_a56_what_is_held_against_an_agreement_ends_after_it(tenant: str, is_kept: bool) -> None:
+    """Other regions choose their names: a region would remember any number of them."""
+    region = CoreRegion(node("a"))
+    region.intents = (intent("w"),)
+    region.run(10)
+    (base,) = region.desired["a"].assignments
+    one = replace(base, workload=WorkloadKey(tenant, "one"))
+    report = observation(one, Phase.FAILED, code=Code.POISONED)
+    fleet = replace(region.fleet, nodes={"a": replace(region.fleet.nodes["a"], observed={one.id: report})})
+    memory = ReconcilerMemory()
+
+    def count(assignments: tuple[Assignment, ...], now: float) -> tuple[Crashes, ...]:
+        return failures.count_crashes(memory, fleet, {"a": assignments}, Elapsed(now), (DIGEST,))
+
+    memory = replace(memory, crashes=count((one,), 1.0))
+    assert len(failures.poisonings(memory.crashes)) == 1
+    late = 2.0 + failures.CRASH_MEMORY_S
+    assert len(count((one,), late)) == 1, "it still has the replica"
+    assert len(count((), failures.CRASH_MEMORY_S)) == 1
+    assert bool(count((), late)) == is_kept
 
 
 def test_nothing_is_remembered_of_a_deleted_nodes_replicas() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.placement.model import Poisoning, Triple, requester_of
 from shoal.coordinator.core.workloads.model import AssignmentStage, Crashes, ReconcilerMemory, Unloadable
+from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import PERMANENT_LOAD_FAILURES, Code, Refusal
 from shoal.types.units import Elapsed, Seconds
@@ -74,9 +75,13 @@ def count_crashes(
 
 def _relevant_crashes(crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed) -> Crashes | None:
     """The count without reports of assignments that are gone, which nobody repeats; None where it is of no more use.
-    marks, held: assignments that exist."""
+    marks, held: assignments that exist.
+
+    Another region may give its next agreement another name, so what is held against one ends too.
+    """
     seen = tuple(each for each in crashes.seen if each[0] in marks or each[0] in held)
-    if not seen and crashes.count < POISON_AFTER and now - crashes.last_at > CRASH_MEMORY_S:
+    may_end = crashes.count < POISON_AFTER or _is_guest(crashes.requester)
+    if not seen and may_end and now - crashes.last_at > CRASH_MEMORY_S:
         return None
     return crashes if len(seen) == len(crashes.seen) else replace(crashes, seen=seen)
 
@@ -86,9 +91,18 @@ def poisonings(crashes: tuple[Crashes, ...]) -> frozenset[Poisoning]:
     tenants' requests."""
     found = {Poisoning(each.triple, each.requester) for each in crashes if each.count >= POISON_AFTER}
     # all guests count as one tenant, because other regions choose the names of their agreements
-    tenants = {(each.triple, each.requester.partition("/")[0]) for each in found if each.requester}
+    tenants = {(each.triple, _tenant_of(each.requester)) for each in found if each.requester}
     counted = Counter(triple for triple, _ in tenants)
     return frozenset(found | {Poisoning(triple, "") for triple, count in counted.items() if count >= POISON_TENANTS})
+
+
+def _tenant_of(requester: str) -> str:
+    """Of what `requester_of` gives."""
+    return requester.partition("/")[0]
+
+
+def _is_guest(requester: str) -> bool:
+    return _tenant_of(requester) == GUEST_TENANT
 
 
 def describe_poisoning(poisoning: Poisoning) -> str:
