@@ -494,7 +494,7 @@ class IngressAdmission:
         if held.unread_bytes and held.unread_bytes + size > BYTES_PER_CALLER:
             found = f"{held.unread_bytes} bytes of answers that this caller does not take"
             raise _overload(found, f"at most {BYTES_PER_CALLER}")
-        charge = self._memory.hold(payer, size)
+        charge = self._memory.hold_answer(payer, size)
         held.unread_bytes += size
         return charge
 

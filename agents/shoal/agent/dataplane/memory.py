@@ -141,12 +141,17 @@ class MessageMemory:
         """Charge a message of `size` bytes, until the charge is released. Raises CallRefused(OVERLOADED)."""
         return MemoryCharge(self, payer, self.take(payer, size))
 
-    def take(self, payer: str, size: int) -> int:
+    def hold_answer(self, payer: str, size: int) -> "MemoryCharge":
+        """As `hold`, for an answer that its model has computed: only then its size is known."""
+        return MemoryCharge(self, payer, self.take(payer, size, is_answer=True))
+
+    def take(self, payer: str, size: int, *, is_answer: bool = False) -> int:
         """Of `MemoryCharge`: the bytes charged. Raises CallRefused(OVERLOADED)."""
         if not self.has_room(payer, size):
             own, total = self._by_payer[payer] // COPIES, self.held_bytes // COPIES
             found = f"{size} bytes beside {own} of this tenant and {total} of all"
-            raise _no_room(found, f"at most {self.payer_share // COPIES} and {self.budget // COPIES}")
+            asked = f"at most {self.payer_share // COPIES} and {self.budget // COPIES}"
+            raise _no_room_for_answer(found, asked) if is_answer else _no_room(found, asked)
         charge = COPIES * size
         if charge:
             self._by_payer[payer] += charge
@@ -308,3 +313,8 @@ def _no_room(found: str, asked: str) -> CallRefused:
     return CallRefused(
         Refusal(Code.OVERLOADED, found, asked, "retry later, with fewer or smaller messages"), Seconds(1.0)
     )
+
+
+def _no_room_for_answer(found: str, asked: str) -> CallRefused:
+    remedy = "retry later: nothing is wrong with the request, which its model has run"
+    return CallRefused(Refusal(Code.OVERLOADED, f"an answer of {found}", asked, remedy), Seconds(1.0))

@@ -25,6 +25,7 @@ from shoal.agent.dataplane.memory import (
     MessageMemory,
     budget_bytes,
 )
+from shoal.agent.dataplane.transport import CallRefused
 from shoal.host import memory as machine
 from shoal.types.codes import Code, ShoalError
 
@@ -83,6 +84,18 @@ def test_a57_one_tenant_takes_no_more_than_half_and_no_one_more_than_all() -> No
     with memory.hold("a", 200 * MIB):
         pass
     assert memory.held_bytes == 0
+
+
+def test_a57_who_gets_no_answer_for_want_of_memory_hears_that_the_request_was_right() -> None:
+    memory = MessageMemory(budget=100 * MIB)
+    intake = IngressAdmission(memory)
+    with memory.hold("others", 25 * MIB), memory.hold("more", 24 * MIB), intake.call("a", "acme") as place:
+        with pytest.raises(CallRefused, match="the request, which its model has run") as refused:
+            place.hold_answer(2 * MIB, "acme")
+        assert "an answer of 2097152 bytes beside 0 of this tenant" in str(refused.value)
+        assert (refused.value.code, refused.value.retry_after_s) == (Code.OVERLOADED, 1.0)
+        with pytest.raises(CallRefused, match="fewer or smaller messages"):
+            intake.hold_request("a", 2 * MIB, "acme")
 
 
 async def test_a57_a_caller_of_large_messages_waits_for_room_and_one_of_small_ones_does_not() -> None:
