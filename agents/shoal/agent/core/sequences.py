@@ -340,9 +340,10 @@ class SessionLimits:
     ended_keep_s: float = 30.0
 
     def within(self, total: Bytes) -> "SessionLimits":
-        """With at most `total` for all tenants, and half of it for one."""
+        """With at most `total` for all tenants, and half of it for one, or the room of one session."""
         of_all = min(self.total_bytes, total)
-        return replace(self, total_bytes=of_all, tenant_bytes=min(self.tenant_bytes, of_all // 2))
+        of_tenant = max(of_all // 2, min(of_all, self.session_bytes))
+        return replace(self, total_bytes=of_all, tenant_bytes=min(self.tenant_bytes, of_tenant))
 
 
 def is_expired(entry: SessionEntry, now: Elapsed, limits: SessionLimits) -> bool:

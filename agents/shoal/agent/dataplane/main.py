@@ -26,7 +26,7 @@ from shoal.agent.dataplane.front import DataPlane
 from shoal.agent.dataplane.front_settings import FrontSettings
 from shoal.agent.dataplane.grpc_methods import Method
 from shoal.agent.dataplane.health import HealthPort
-from shoal.agent.dataplane.memory import COPIES, KEPT_BYTES, MessageMemory, budget_bytes
+from shoal.agent.dataplane.memory import COPIES, KEPT_BYTES, MessageMemory, budget_bytes, session_budget_bytes
 from shoal.agent.dataplane.session_handover import HandoverReceiver
 from shoal.agent.dataplane.sessions import FrontSessions
 from shoal.agent.dataplane.shared_memory import SharedMemory
@@ -94,12 +94,13 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     forwards = ForwardAuth(config.region, config.node, private, dates_at)
     workers, peers = WorkerClients(), PeerClients(config.region, tls, authorities, forwards)
     limit = machine.limit_bytes()
-    memory = MessageMemory(budget_bytes(min(limit, config.memory_bytes) if config.memory_bytes else limit))
+    limit = min(limit, config.memory_bytes) if config.memory_bytes else limit
+    memory = MessageMemory(budget_bytes(limit))
     waiting = min(config.limits.total_bytes, memory.budget // COPIES)
     limits = replace(config.limits, total_bytes=waiting)
     settings = FrontSettings(config.region, config.node, config.timeout_s, limits=limits)
     witnesses = VerificationSourceService(config.region, workers, dates_at, forwards)
-    kept = SessionLimits().within(Bytes(memory.budget // 2))
+    kept = SessionLimits().within(Bytes(session_budget_bytes(limit, memory.budget)))
     sessions = FrontSessions(config.region, config.node, clock, workers, peers, dates_at, kept, forwards)
     memory.session_bytes = lambda: sessions.held_bytes
     exporter = Exporter.from_endpoint(config.otlp)

@@ -21,6 +21,7 @@ from shoal.host import memory as machine
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Seconds
+from shoal.types.workload import SESSION_BYTES
 
 COPIES: Final = 2
 """Copies charged for a held message: its bytes and as many for its answer; for an answer, its bytes and the socket's
@@ -62,6 +63,12 @@ def budget_bytes(limit: int | None = None) -> int:
     """Bytes for messages and their copies, from the memory limit of this process."""
     limit = machine.limit_bytes() if limit is None else limit
     return max(MIN_BUDGET_BYTES, min(MAX_BUDGET_BYTES, int(limit * SHARE_OF_LIMIT) - BASELINE_BYTES))
+
+
+def session_budget_bytes(limit: int, budget: int) -> int:
+    """Bytes for what sessions keep, of a process that may take `limit` and has `budget` for messages: half as many,
+    and no more than a small limit leaves beside these; one session always has room."""
+    return max(SESSION_BYTES, min(budget // 2, limit - BASELINE_BYTES - budget))
 
 
 class Limit(Protocol):

@@ -300,4 +300,6 @@ def test_a_front_with_little_memory_keeps_fewer_bytes() -> None:
     limits = SessionLimits().within(Bytes(65 * 2**20))
     assert (limits.total_bytes, limits.tenant_bytes) == (65 * 2**20, 65 * 2**19)
     assert limits.session_bytes <= limits.tenant_bytes, "the largest session has room"
+    limits = SessionLimits().within(Bytes(46 * 2**20))
+    assert (limits.total_bytes, limits.tenant_bytes) == (46 * 2**20, limits.session_bytes), "here too"
     assert SessionLimits().within(Bytes(2**30)) == SessionLimits()

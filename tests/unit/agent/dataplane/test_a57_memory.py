@@ -24,10 +24,13 @@ from shoal.agent.dataplane.memory import (
     MIN_READ_AGE_S,
     MessageMemory,
     budget_bytes,
+    session_budget_bytes,
 )
 from shoal.agent.dataplane.transport import CallRefused
+from shoal.agent.main.options import MIN_FRONT_MEMORY
 from shoal.host import memory as machine
 from shoal.types.codes import Code, ShoalError
+from shoal.types.workload import SESSION_BYTES
 
 MIB = 2**20
 
@@ -69,6 +72,15 @@ def test_a57_the_budget_follows_the_limit() -> None:
     assert budget_bytes(512 * MIB) == (256 - 80) * MIB
     assert budget_bytes(64 * MIB) == module.MIN_BUDGET_BYTES, "one message always has room"
     assert budget_bytes(2**50) == module.MAX_BUDGET_BYTES
+
+
+@pytest.mark.parametrize("limit", [MIN_FRONT_MEMORY, 384 * MIB, 512 * MIB, 2**30, 2**40])
+def test_a57_messages_and_sessions_together_stay_within_the_limit(limit: int) -> None:
+    messages = budget_bytes(limit)
+    sessions = session_budget_bytes(limit, messages)
+    assert module.BASELINE_BYTES + messages + sessions <= limit
+    assert SESSION_BYTES <= sessions <= messages // 2
+    assert session_budget_bytes(128 * MIB, budget_bytes(128 * MIB)) == SESSION_BYTES, "one session always has room"
 
 
 def test_a57_one_tenant_takes_no_more_than_half_and_no_one_more_than_all() -> None:
