@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import h11
 import structlog
@@ -33,6 +33,8 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 
 MAX_HEAD: Final = 32 * 2**10
+REPEATED_BYTES: Final = 2 * 2**10
+"""Heads that are larger are read anew each time: each connection keeps one. A choice."""
 HEAD_TIMEOUT_S: Final = Seconds(10.0)
 """Seconds to the first request's first byte, and for a request's head."""
 IDLE_TIMEOUT_S: Final = Seconds(75.0)
@@ -97,6 +99,17 @@ class Http1Server:
             task.cancel()
 
 
+class _RepeatedHead(NamedTuple):
+    """A usual head that says no deadline: what it asks for is the same each time."""
+
+    # Its bytes, the empty line included.
+    head: bytes
+    # Bytes of the body after it.
+    body_bytes: int
+    # What was made of it.
+    request: RestRequest
+
+
 class _Connection(ByteStream):
     """One client's connection. It is the `RequestCarrier` of its current request."""
 
@@ -111,6 +124,8 @@ class _Connection(ByteStream):
         self._is_answering = False
         """Whether its request is with the methods, which the end of the connection cancels."""
         self._memo: tuple[InboundCall, dict[str, object]] | None = None
+        self._repeated: _RepeatedHead | None = None
+        """The newest usual head: mostly the next one is the same."""
         self._unread = 0
         """Bytes of a usual request's body that are not read yet."""
         self._http: h11.Connection | None = None
@@ -138,6 +153,7 @@ class _Connection(ByteStream):
             if (left_out := _failures.take(self._loop.time())) is not None:
                 _log.exception("client_connection_failed", suppressed=left_out)
         finally:
+            self._repeated = None  # its request refers to this connection
             await self._close()
 
     @property
@@ -186,13 +202,24 @@ class _Connection(ByteStream):
                 raise ClientGone
         except TimeoutError as error:
             raise ClientGone from error
+        known = self._repeated
+        if known is not None and self.content.startswith(known.head):
+            self._begin_usual(len(known.head), known.body_bytes)
+            return known.request
         head = read_usual_head(self.content, MAX_HEAD)
         if head is None:
             return await self._unusual_request()
+        text = bytes(self.content[: min(head.size, REPEATED_BYTES + 1)])
+        self._begin_usual(head.size, head.body_bytes)
+        request = make_request(head.method, head.target, head.fields, self._client, self)
+        if len(text) <= REPEATED_BYTES and request.expires_at is None:
+            self._repeated = _RepeatedHead(text, head.body_bytes, request)
+        return request
+
+    def _begin_usual(self, head_bytes: int, body_bytes: int) -> None:
         self._http = None
-        self._unread = head.body_bytes
-        self.take(head.size)
-        return make_request(head.method, head.target, head.fields, self._client, self)
+        self._unread = body_bytes
+        self.take(head_bytes)
 
     async def _unusual_request(self) -> RestRequest:
         self._unread = 0
@@ -221,7 +248,7 @@ class _Connection(ByteStream):
     # RequestCarrier
 
     def memo(self, call: InboundCall) -> dict[str, object]:
-        if self._memo is None or self._memo[0] != call:
+        if self._memo is None or (self._memo[0] is not call and self._memo[0] != call):
             self._memo = (call, {})
         return self._memo[1]
 
