@@ -279,11 +279,11 @@ class UnaryCall(ClientCall):
     def __init__(self, session: "ClientSession", payer: str, max_bytes: int, on_answer: OnAnswer) -> None:
         super().__init__(session, payer, max_bytes)
         self._on_answer: OnAnswer | None = on_answer
-        self._timer: asyncio.TimerHandle | None = None
 
     def end_at(self, deadline: float) -> None:
         """Its time is over at `deadline`, by the event loop's clock."""
-        self._timer = self._session.loop.call_at(deadline, self.expire)
+        if not self._is_over:
+            self._session.add_deadline(self, deadline)
 
     def withdraw(self) -> None:
         """Nobody waits for the answer any more. Idempotent."""
@@ -304,8 +304,7 @@ class UnaryCall(ClientCall):
 
     def on_closed(self, error: ErrorCode | None, *, is_lost: bool) -> None:
         super().on_closed(error, is_lost=is_lost)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._session.drop_deadline(self)
         on_answer, self._on_answer = self._on_answer, None
         if on_answer is not None:
             answer = self._answer()
@@ -341,6 +340,10 @@ class ClientSession(Http2Session):
         self._is_lost = False
         self.loss: OSError | None = None
         """Why the connection was lost, where the transport knows."""
+        self._deadlines: dict[UnaryCall, float] = {}
+        """By the event loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        """For the first of them, or an earlier one: nearly every call ends before its own."""
 
     async def open(
         self, payer: str, make_block: Callable[[], bytes], request: bytes | None, max_bytes: int
@@ -390,6 +393,32 @@ class ClientSession(Http2Session):
             raise
         if not has_stream:
             raise self._refusal() or _lost()
+
+    def add_deadline(self, call: UnaryCall, deadline: float) -> None:
+        """End the call at `deadline`, by the event loop's clock."""
+        self._deadlines[call] = deadline
+        self._set_timer(deadline)
+
+    def drop_deadline(self, call: UnaryCall) -> None:
+        """The call is over. Idempotent."""
+        self._deadlines.pop(call, None)
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            if deadline >= self._timer.when():
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(deadline, self._end_late)
+
+    def _end_late(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        for call in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+            self.drop_deadline(call)
+            call.expire()
+        later = min(self._deadlines.values(), default=None)
+        if later is not None:
+            self._set_timer(later)
 
     def _refusal(self) -> CallError | None:
         """Why no call can begin here any more."""
@@ -447,6 +476,9 @@ class ClientSession(Http2Session):
         self.loss = exc if isinstance(exc, OSError) else None
         self._end_waits()
         super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.greeted.set()
         self._channel.on_session_lost(self)
 

@@ -252,3 +252,30 @@ async def test_a_call_that_waited_tells_the_server_the_time_that_is_left(monkeyp
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_calls_without_a_task_end_at_their_own_deadlines() -> None:
+    at = Connection()
+    ended = list[tuple[float, GrpcStatus | None]]()
+
+    def begin(timeout_s: float) -> UnaryCall:
+        call = UnaryCall(
+            at.session,
+            "acme",
+            2**20,
+            lambda _, error: ended.append((timeout_s, None if error is None else error.status)),
+        )
+        at.session.begin(call, BLOCK, b"")
+        call.end_at(at.session.loop.time() + timeout_s)
+        return call
+
+    begin(60.0)
+    begin(0.02)
+    begin(0.01)
+    begin(0.015).withdraw()
+    await until(lambda: len(ended) == 2, 5.0, "the two deadlines")
+    assert sorted(ended) == [(0.01, GrpcStatus.DEADLINE_EXCEEDED), (0.02, GrpcStatus.DEADLINE_EXCEEDED)]
+    at.session.connection_lost(None)
+    assert ended[2:] == [(60.0, GrpcStatus.UNAVAILABLE)]
+    assert not at.session._deadlines
+    assert at.session._timer is None, "nothing refers to a connection that is gone"
