@@ -31,6 +31,10 @@ _ADDED: Final = 0b0100_0000
 _SIZE_UPDATE: Final = 0b0010_0000
 _SIZE_UPDATE_MASK: Final = 0b1110_0000
 """How a field begins: an entry of the table; a field to add to it; a change of its size. Else a field alone."""
+_NEVER_INDEXED: Final = 0b0001_0000
+"""How a field begins that is never to be added."""
+_ONE_BYTE_SIZE: Final = 0x7F
+"""Texts below it have their size in one byte."""
 _ADDED_INDEX: Final = 0b0011_1111
 _OTHER_INDEX: Final = 0b0000_1111
 """Bits of the index of a name."""
@@ -274,18 +278,26 @@ def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """
     block = bytearray()
     for name, value in fields:
-        index = _STATIC_FIELDS.get((name, value))
-        if index is not None:
-            block.append(0x80 | index)
+        known = _STATIC_NAMES.get(name)
+        if known is None:
+            block.append(_NEVER_INDEXED)
+            _add_text(block, name)
+        elif (index := _STATIC_FIELDS.get((name, value))) is not None:
+            block.append(_INDEXED | index)
             continue
-        index = _STATIC_NAMES.get(name, 0)
-        block += _integer(index, 4, 0x10)
-        if not index:
-            block += _integer(len(name), 7, 0)
-            block += name
-        block += _integer(len(value), 7, 0)
-        block += value
+        else:
+            block += _integer(known, 4, _NEVER_INDEXED)
+        _add_text(block, value)
     return bytes(block)
+
+
+def _add_text(block: bytearray, text: bytes) -> None:
+    size = len(text)
+    if size < _ONE_BYTE_SIZE:
+        block.append(size)
+    else:
+        block += _integer(size, 7, 0)
+    block += text
 
 
 def _integer(value: int, prefix_bits: int, first: int) -> bytes:
