@@ -657,7 +657,9 @@ class GrpcSession(Http2Session):
             return
         head = headers.parsed
         if head is None:
-            head = headers.parsed = call_head(headers, self._shared_memo)
+            head = headers.parsed = repeated_head(headers, self._server.shared_fields) or call_head(
+                headers, self._shared_memo
+            )
         if not isinstance(head, CallHead) and self._server.serve_other is None:
             self.connection.send_headers(stream, _NOT_GRPC)
             self.connection.end(stream)
@@ -795,3 +797,32 @@ def call_head(
         accept = (("grpc-accept-encoding", "identity,gzip"),)
         failure = CallFailure(GrpcStatus.UNIMPLEMENTED, f"compression {encoding!r:.40}", accept)
     return CallHead(path, metadata, timeout, failure, shared_memo(path, metadata))
+
+
+def repeated_head(headers: HeaderList, shared_fields: Collection[str]) -> CallHead | None:
+    """As `call_head`, where the call says what the one before has said, but for a deadline and metadata beside
+    `shared_fields`, as forwards do; None where it says another thing, or something malformed."""
+    like, fields = headers.like, headers.fields
+    before = None if like is None else like.parsed
+    if like is None or not isinstance(before, CallHead) or before.failure is not None:
+        return None
+    if len(like.fields) != len(fields):
+        return None
+    metadata, timeout_s = dict(before.metadata), before.timeout_s
+    for at in range(headers.same, len(fields)):
+        raw, value = fields[at]
+        raw_before, value_before = like.fields[at]
+        if raw != raw_before:
+            return None
+        name, text = raw.decode("ascii"), value.decode("latin-1")
+        if name in metadata:
+            if name in shared_fields and value != value_before:
+                return None
+            metadata[name] = text  # though it be equal: the last of equal keys counts
+        elif name == "grpc-timeout":
+            timeout_s = parse_timeout(text)
+            if timeout_s is None:
+                return None
+        elif value != value_before:  # one of the protocol's own, or of those in `-bin`
+            return None
+    return CallHead(before.path, metadata, timeout_s, None, before.shared_memo)

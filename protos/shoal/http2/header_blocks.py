@@ -66,7 +66,7 @@ class HeadersUnreadable(Exception):
 class HeaderList:
     """Fields of one block, in order. Equal blocks of a connection share one object."""
 
-    __slots__ = ("_declared_bytes", "_response_error", "fields", "parsed", "sound")
+    __slots__ = ("_declared_bytes", "_response_error", "fields", "is_request", "like", "parsed", "same", "sound")
 
     def __init__(self, fields: tuple[tuple[bytes, bytes], ...], sound: "SoundFields | None" = None) -> None:
         self.fields = fields
@@ -75,6 +75,12 @@ class HeaderList:
         self._response_error: tuple[bool, str | None] | None = None
         self.parsed: object = None
         """What the user of the connection made of the fields, kept for the next equal block."""
+        self.is_request = False
+        """Whether they were found to be the head of a request."""
+        self.like: HeaderList | None = None
+        """The fields of the block before, as long as no other follows; None without one."""
+        self.same = 0
+        """How many fields both begin with."""
         self.sound = SoundFields() if sound is None else sound
 
     def get(self, name: bytes) -> bytes | None:
@@ -121,14 +127,12 @@ class SoundFields:
 class _LastBlock:
     """A block that did not change the table, and how it was read."""
 
-    __slots__ = ("_block", "_ends", "_fields", "_sizes")
+    __slots__ = ("_block", "_ends", "_sizes", "found")
 
-    def __init__(
-        self, block: bytes, fields: tuple[tuple[bytes, bytes], ...], ends: list[int], sizes: list[int]
-    ) -> None:
+    def __init__(self, block: bytes, found: HeaderList, ends: list[int], sizes: list[int]) -> None:
         """ends, sizes: of each field, where it ends in the block, and the size of the list with it."""
         self._block = block
-        self._fields = fields
+        self.found = found
         self._ends = ends
         self._sizes = sizes
 
@@ -141,7 +145,7 @@ class _LastBlock:
                 least = count
             else:
                 most = count - 1
-        fields += self._fields[:least]
+        fields += self.found.fields[:least]
         ends += kept[:least]
         sizes += self._sizes[:least]
 
@@ -172,14 +176,13 @@ class HeaderDecoder:
                 self._forget()
                 fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
                 return HeaderList(fields, self._sound)
-            fields, is_table_new = self._read(block)
+            found, is_table_new = self._read(block)
         except OversizedHeaderListError as error:
             raise HeadersTooLarge from error
         except HPACKError as error:
             raise HeadersUnreadable(str(error)[:200]) from error
         except IndexError:
             raise HeadersUnreadable("a block that ends within a field, or an entry that there is not") from None
-        found = HeaderList(fields, self._sound)
         if is_table_new:
             self._forget()
         else:
@@ -197,15 +200,19 @@ class HeaderDecoder:
                 self._kept.clear()
             self._kept[block] = found
 
-    def _read(self, block: bytes) -> tuple[tuple[tuple[bytes, bytes], ...], bool]:
+    def _read(self, block: bytes) -> tuple[HeaderList, bool]:
         """The fields, and whether they changed the table. Raises HeadersTooLarge, HPACKError, IndexError."""
         table, dynamic = self._table, self._table.dynamic_entries
         fields: list[tuple[bytes, bytes]] = []
         ends: list[int] = []
         sizes: list[int] = []
         is_table_new = False
+        like: HeaderList | None = None
         if self._last is not None:
             self._last.copy_start(block, fields, ends, sizes)
+            like = self._last.found
+            like.like = None  # or each would hold all before it
+        same = len(fields)
         at, size = (ends[-1], sizes[-1]) if ends else (0, 0)
         end = len(block)
         while at < end:
@@ -240,8 +247,9 @@ class HeaderDecoder:
                 raise HeadersTooLarge
             ends.append(at)
             sizes.append(size)
-        found = tuple(fields)
-        if end <= _KEPT_BYTES and len(found) <= _LAST_FIELDS:
+        found = HeaderList(tuple(fields), self._sound)
+        found.like, found.same = like, same
+        if end <= _KEPT_BYTES and len(fields) <= _LAST_FIELDS:
             self._last = _LastBlock(block, found, ends, sizes)
         return found, is_table_new
 
@@ -316,6 +324,29 @@ def _integer(value: int, prefix_bits: int, first: int) -> bytes:
 
 def request_error(fields: HeaderList) -> str | None:
     """Why the fields are no head of a request (RFC 9113, section 8.3.1); None: they are."""
+    error = _later_error(fields) if _begins_as_request(fields) else _request_error(fields)
+    fields.is_request = error is None
+    return error
+
+
+def _begins_as_request(fields: HeaderList) -> bool:
+    """Whether they begin with those of another request's head, with all its pseudo-headers: a field comes after
+    these."""
+    like, same = fields.like, fields.same
+    return like is not None and like.is_request and same > 0 and not fields.fields[same - 1][0].startswith(b":")
+
+
+def _later_error(fields: HeaderList) -> str | None:
+    """As `request_error`, of what comes after the start of another request's head."""
+    for field in fields.fields[fields.same :]:
+        if field[0].startswith(b":"):
+            return "a pseudo-header after a field"
+        if (error := fields.sound.error(field)) is not None:
+            return error
+    return None
+
+
+def _request_error(fields: HeaderList) -> str | None:
     seen: dict[bytes, bytes] = {}
     is_past, sound = False, fields.sound
     for field in fields.fields:
