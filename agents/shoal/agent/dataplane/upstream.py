@@ -335,13 +335,10 @@ class _PeerConnection:
         self._rtts: deque[float] = deque(maxlen=RTT_SAMPLES)
         self._large_since: dict[object, float] = {}
         """When each large call began, by the event loop's clock. Only large calls fill a link for long."""
+        self.rtt_s = Seconds(0.0)
+        """RTT of a call that does no work at the peer; 0 before the first measurement."""
         self._watching = asyncio.create_task(self._watch())
         self._measuring = asyncio.create_task(self._measure_rtt())
-
-    @property
-    def rtt_s(self) -> Seconds:
-        """RTT of a call that does no work at the peer; 0 before the first measurement."""
-        return Seconds(min(self._rtts, default=0.0))
 
     def channel(self, request: bytes) -> GrpcChannel:
         return self.large if len(request) >= LARGE_BYTES else self.data
@@ -427,6 +424,7 @@ class _PeerConnection:
                 with suppress(CallError):
                     await self._ping.unary(f"/{SERVICE}/ServerLive", b"", RTT_PROBE_TIMEOUT_S)
                     self._rtts.append(loop.time() - started)
+                    self.rtt_s = Seconds(min(self._rtts))
                 await asyncio.sleep(RTT_PROBE_EVERY_S)
 
     async def _wait_until_open(self) -> None:
@@ -437,12 +435,15 @@ class _PeerConnection:
             await self._ping.wait_for_change(state)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ConnectedPeer:
-    """An open connection to another front. It is an `OpenReplica`."""
+    """An open connection to another front. It is an `OpenReplica`. One is made for each request, which takes a frozen
+    dataclass longer."""
 
-    owner: "PeerClients"
-    connection: _PeerConnection
+    __slots__ = ("connection", "owner")
+
+    def __init__(self, owner: "PeerClients", connection: _PeerConnection) -> None:
+        self.owner = owner
+        self.connection = connection
 
     @property
     def rtt_s(self) -> Seconds:
@@ -519,11 +520,11 @@ class PeerClients:
 
     def connection_to(self, endpoint: Endpoint, request: bytes, payer: str) -> ConnectedPeer | None:
         """The connection for a request, if that can be sent at once. None begins to open one where there is none."""
-        with suppress(AttemptFailed):
+        try:
             connection = self._connection(endpoint)
-            if connection.channel(request).can_begin(payer):
-                return ConnectedPeer(self, connection)
-        return None
+        except AttemptFailed:
+            return None
+        return ConnectedPeer(self, connection) if connection.channel(request).can_begin(payer) else None
 
     def rtt_s(self, endpoint: Endpoint) -> Seconds:
         """RTT to the endpoint; 0 where it is unknown, and for a local worker."""
