@@ -310,7 +310,7 @@ class IngressAdmission:
         self._small_slots = _ReadSlots(READ_SLOTS)
         self._limits = ReadLimits()
         self._calls = 0
-        self._by_payer: Counter[str] = Counter()
+        self._by_payer: dict[str, int] = {}
         """Open calls of each payer that is known."""
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
@@ -324,7 +324,7 @@ class IngressAdmission:
             held = self._usage[caller] = CallerUsage()
         if held.calls >= CALLS_PER_CALLER:
             raise _overload(f"{held.calls} calls of this caller", f"at most {CALLS_PER_CALLER} at once")
-        of_payer = self._by_payer[payer] if payer else 0
+        of_payer = self._by_payer.get(payer, 0) if payer else 0
         if self._calls >= CALLS or of_payer >= CALLS_PER_PAYER:
             if not held.calls:
                 del self._usage[caller]
@@ -337,15 +337,17 @@ class IngressAdmission:
         held.streams += stream
         self._calls += 1
         if payer:
-            self._by_payer[payer] += 1
+            self._by_payer[payer] = of_payer + 1
         return CallPlace(self, caller, payer, held, is_stream=stream)
 
     def leave(self, caller: str, payer: str, *, stream: bool) -> None:
         """Of `CallPlace`."""
         held = self._usage[caller]
         if payer:
-            self._by_payer[payer] -= 1
-            if not self._by_payer[payer]:
+            left = self._by_payer[payer] - 1
+            if left:
+                self._by_payer[payer] = left
+            else:
                 del self._by_payer[payer]
         self._calls -= 1
         held.calls -= 1

@@ -110,7 +110,7 @@ class MessageMemory:
     # Reads ended because of their memory.
     shed_count: int = 0
     # Bytes charged to each payer, copies included.
-    _by_payer: Counter[str] = field(default_factory=Counter)
+    _by_payer: dict[str, int] = field(default_factory=dict)
     # Reads that are open.
     _readings: list[MessageRead] = field(default_factory=list)
     # Expected size in bytes of each caller's next message, least recently seen first.
@@ -140,7 +140,7 @@ class MessageMemory:
     def has_room(self, payer: str, size: int) -> bool:
         """Whether a message of `size` fits beside what is held. A payer that holds next to nothing always fits its own
         share: else a message made from a small one that is held (it refers to shared memory) would never fit."""
-        charge, own = COPIES * size, self._by_payer[payer]
+        charge, own = COPIES * size, self._by_payer.get(payer, 0)
         fits = self.held_bytes <= SPARE_BYTES or self.held_bytes + charge <= self.budget
         return fits and (own <= SPARE_BYTES or own + charge <= self.payer_share)
 
@@ -155,13 +155,13 @@ class MessageMemory:
     def take(self, payer: str, size: int, *, is_answer: bool = False) -> int:
         """Of `MemoryCharge`: the bytes charged. Raises CallRefused(OVERLOADED)."""
         if not self.has_room(payer, size):
-            own, total = self._by_payer[payer] // COPIES, self.held_bytes // COPIES
+            own, total = self._by_payer.get(payer, 0) // COPIES, self.held_bytes // COPIES
             found = f"{size} bytes beside {own} of this tenant and {total} of all"
             asked = f"at most {self.payer_share // COPIES} and {self.budget // COPIES}"
             raise _no_room_for_answer(found, asked) if is_answer else _no_room(found, asked)
         charge = COPIES * size
         if charge:
-            self._by_payer[payer] += charge
+            self._by_payer[payer] = self._by_payer.get(payer, 0) + charge
             self.held_bytes += charge
         return charge
 
