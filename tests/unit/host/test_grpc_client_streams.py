@@ -13,14 +13,12 @@ from shoal.host.grpc_client import (
     ClientCall,
     ClientSession,
     GrpcChannel,
-    MakeMetadata,
-    Metadata,
     UnaryCall,
 )
 from shoal.http2 import frames
 from shoal.http2.frames import ErrorCode
-from shoal.http2.grpc_messages import GrpcStatus
-from shoal.http2.header_blocks import encode
+from shoal.http2.grpc_messages import GrpcStatus, parse_timeout
+from shoal.http2.header_blocks import HeaderDecoder, encode
 from shoal.wire.limits import PEER
 
 MOST = 8
@@ -34,7 +32,8 @@ class Connection:
     def __init__(self, most: int = MOST) -> None:
         self.channel = GrpcChannel("127.0.0.1:1", "there", None, PEER, 2**20)
         self.session = ClientSession(self.channel, PEER, is_shared=True)
-        self.session.connection_made(Wire())
+        self.wire = Wire()
+        self.session.connection_made(self.wire)
         self.made = list[str]()
         """Payers whose header blocks were made, in that order."""
         self.allow(most)
@@ -61,6 +60,19 @@ class Connection:
         await until(lambda: len(self.session.connection.streams) == count, 5.0, f"{count} calls are open")
         await turns()
         assert len(self.session.connection.streams) == count
+
+    def timeouts(self) -> list[float]:
+        """Seconds that the server was told of calls, in their order."""
+        sent, decoder, found = memoryview(bytes(self.wire.sent)), HeaderDecoder(), list[float]()
+        at = len(frames.PREFACE)
+        while at < len(sent):
+            high, low, kind, _, _ = frames.HEAD.unpack_from(sent, at)
+            begin = at + frames.HEAD_BYTES
+            at = begin + (high << 16 | low)
+            if kind == frames.HEADERS:
+                told = decoder.decode(bytes(sent[begin:at])).get(b"grpc-timeout")
+                found.append(parse_timeout((told or b"").decode()) or 0.0)
+        return found
 
     @property
     def in_use(self) -> int:
@@ -231,22 +243,15 @@ async def test_a_connection_is_not_idle_while_a_granted_stream_is_to_be_opened()
 
 async def test_a_call_that_waited_tells_the_server_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     at, loop = Connection(1), asyncio.get_running_loop()
-    channel, waited_s, told = at.channel, 0.0, list[float]()
-    now, plain = loop.time, channel._call_block
-
-    def make_block(path: str, timeout_s: float | None, metadata: Metadata | MakeMetadata) -> bytes:
-        told.append(timeout_s or 0.0)
-        return plain(path, timeout_s, metadata)
-
+    channel, waited_s, now = at.channel, 0.0, loop.time
     monkeypatch.setattr(loop, "time", lambda: now() + waited_s)
-    monkeypatch.setattr(channel, "_call_block", make_block)
     channel._session, channel._state = at.session, ChannelState.READY
     calls = [asyncio.create_task(channel.unary("/x/Y", b"", 50.0)) for _ in range(2)]
     await at.until_open(1)
     waited_s = 20.0
     at.end()
     await at.until_open(1)
-    first, second = told
+    first, second = at.timeouts()
     assert 30.0 < first <= 50.0
     assert second <= 30.0
     for call in calls:
