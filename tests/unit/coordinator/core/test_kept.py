@@ -1085,14 +1085,14 @@ def test_places_where_a_model_was_measured_are_judged_anew_once_measurements_wer
         for digest, kind in zip(digests, KERNEL_KINDS, strict=False)
     }
 
-    def asked(name: str, at: int, bound: float | None = None) -> Intent:
+    def ask(name: str, at: int, bound: float | None = None) -> Intent:
         models = (ModelRef("model.onnx", digests[at], ""),)
         limit = None if bound is None else Seconds(bound)
         return intent(name, models=models, where=f'node.name == "{names[at]}"', latency_p95_s=limit)
 
-    region.intents = tuple(asked(name, at) for at, name in enumerate(names))
+    region.intents = tuple(ask(name, at) for at, name in enumerate(names))
     region.run(10)
-    region.intents = (*region.intents, asked("early", 0, 0.03))
+    region.intents = (*region.intents, ask("early", 0, 0.03))
     region.run(10)
     assert {one.workload.name for one in region.desired["n0"].assignments} == {"n0", "early"}
     for name in names[1:]:
@@ -1100,6 +1100,6 @@ def test_places_where_a_model_was_measured_are_judged_anew_once_measurements_wer
     region.run(10)
     scope = Scope(inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now)))
     assert [each.p50 for each in scope.residuals.repeats.values()] == [pytest.approx(1.6)]
-    region.intents = (*region.intents, asked("late", 0, 0.03))
+    region.intents = (*region.intents, ask("late", 0, 0.03))
     region.run(10)
     assert "late" not in {one.workload.name for one in region.desired["n0"].assignments}

@@ -36,7 +36,7 @@ def mix(number: int) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def repeated(log_repeat: float, number: int, where: DeviceClass = BOARD) -> Residual:
+def residual_of(log_repeat: float, number: int, where: DeviceClass = BOARD) -> Residual:
     return Residual(
         *(f"model{number:03}", where, mix(number), math.nan, SIZES),
         log_tail=-3.0,
@@ -57,31 +57,31 @@ def factors(log_repeat: float) -> Repeats:
 
 
 def test_nine_in_ten_of_those_measured_twice_are_inside() -> None:
-    seen = [repeated(0.01 * number * (-1) ** number, number) for number in range(1, 20)]
+    seen = [residual_of(0.01 * number * (-1) ** number, number) for number in range(1, 20)]
     found = RegionResiduals(seen).repeats[BOARD]
     assert found == pytest.approx(factors(0.18)), "the 18th of 19, since a twentieth may be anything"
     assert BOX not in RegionResiduals(seen).repeats, "nothing was measured twice there"
 
 
 def test_too_few_tell_nothing() -> None:
-    seen = [repeated(0.3, number) for number in range(LEAST_GROUPS)]
+    seen = [residual_of(0.3, number) for number in range(LEAST_GROUPS)]
     assert repeats_of(seen) == pytest.approx(factors(0.3))
     assert repeats_of(seen[1:]) is None
     assert repeats_of([]) is None
 
 
 def test_a_model_and_its_near_copies_count_once() -> None:
-    seen = [repeated(0.02, number) for number in range(20)]
-    copies = [replace(repeated(0.3, 3), model=f"copy{number}") for number in range(100)]
+    seen = [residual_of(0.02, number) for number in range(20)]
+    copies = [replace(residual_of(0.3, 3), model=f"copy{number}") for number in range(100)]
     assert repeats_of([*seen, *copies]) == pytest.approx(factors(0.02))
-    often = [repeated(0.3, 3) for _ in range(100)]
+    often = [residual_of(0.3, 3) for _ in range(100)]
     assert repeats_of([*seen, *often]) == pytest.approx(factors(0.02))
     assert repeats_of(copies) is None
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=9, max_size=40))
 def test_whatever_was_reported_an_interval_ends_at_a_factor_of_two(repeats: list[float]) -> None:
-    seen = [repeated(each, number) for number, each in enumerate(repeats)]
+    seen = [residual_of(each, number) for number, each in enumerate(repeats)]
     found = RegionResiduals(seen).repeats[BOARD]
     assert all(1 <= each <= 2 + 1e-9 for each in found)
 
@@ -102,7 +102,7 @@ def test_an_interval_is_what_repeated_measurements_differ_by() -> None:
 
 
 def test_a_second_warm_up_is_compared_with_the_first() -> None:
-    seen = repeated(math.nan, 0)
+    seen = residual_of(math.nan, 0)
     newest = replace(seen, log_ratio_of_sum=0.2)
     found = with_repeat(newest, seen, warm(p50=0.03), warm(p50=0.02))
     assert found.log_repeat == pytest.approx(math.log(1.5))
@@ -117,7 +117,7 @@ def test_a_second_warm_up_is_compared_with_the_first() -> None:
 
 
 def test_a_record_of_an_older_version_has_none() -> None:
-    stored = json.loads(codec.dump(repeated(0.1, 0)))
+    stored = json.loads(codec.dump(residual_of(0.1, 0)))
     assert codec.load(Residual, json.dumps(stored).encode()).log_repeat == 0.1
     del stored["log_repeat"], stored["log_repeat_p95"]
     assert math.isnan(codec.load(Residual, json.dumps(stored).encode()).log_repeat)
