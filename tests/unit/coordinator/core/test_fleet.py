@@ -336,7 +336,7 @@ def test_a_time_of_a_replica_that_no_clock_shows_is_refused(field: str, wall: fl
     fleet = with_heartbeat(fleet_of(A), A, 2, 1.0, observed=(told,))
     changes: dict[str, Any] = {field: wall}
     lying = status(A, 3, at=2.0, observed=(replace(told, **changes),))
-    fleet, refusals = updates.merge_status(fleet, "a", 1, lying, *at(2.0))
+    fleet, refusals = merge_status(fleet, "a", 1, lying, *at(2.0))
     assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
     assert fleet.nodes["a"].observed == {"a-1": told}
 
