@@ -413,12 +413,14 @@ class ClientSession(Http2Session):
     def _end_late(self) -> None:
         self._timer = None
         now = self.loop.time()
-        for call in [each for each, deadline in self._deadlines.items() if deadline <= now]:
-            self.drop_deadline(call)
-            call.expire()
-        later = min(self._deadlines.values(), default=None)
-        if later is not None:
-            self._set_timer(later)
+        try:
+            for call in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+                self.drop_deadline(call)
+                call.expire()
+        finally:  # one call that fails leaves the others theirs
+            later = min(self._deadlines.values(), default=None)
+            if later is not None:
+                self._set_timer(later)
 
     def _refusal(self) -> CallError | None:
         """Why no call can begin here any more."""
@@ -524,7 +526,7 @@ class ClientSession(Http2Session):
         self._channel.on_session_leaving(self)
         self._end_waits()
         for stream in tuple(self.connection.streams.values()):
-            if stream.id > last_stream:
+            if stream.id > last_stream and stream.user is not None:  # the end of another call may have ended it
                 cast(ClientCall, stream.user).on_unprocessed()
                 self.connection.reset(stream, ErrorCode.CANCEL)
         self.close_when_idle()

@@ -660,6 +660,7 @@ class GrpcSession(Http2Session):
             head = headers.parsed = repeated_head(headers, self._server.shared_fields) or call_head(
                 headers, self._shared_memo
             )
+            headers.like = None  # a stream may keep its fields for long
         if not isinstance(head, CallHead) and self._server.serve_other is None:
             self.connection.send_headers(stream, _NOT_GRPC)
             self.connection.end(stream)

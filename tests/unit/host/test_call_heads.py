@@ -1,11 +1,14 @@
 """Heads of calls on one connection, each read with what is known of the one before."""
 
+import asyncio
 from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.host.grpc_server import CallHead, call_head, repeated_head
+from shoal.host.connections import Connections
+from shoal.host.grpc_server import CallHead, GrpcServer, GrpcServerLimits, call_head, repeated_head
+from shoal.http2 import frames
 from shoal.http2.header_blocks import HeaderDecoder, HeaderList, encode, request_error
 
 Field = tuple[bytes, bytes]
@@ -82,3 +85,41 @@ def test_a_head_that_differs_in_its_id_and_deadline_is_not_read_anew() -> None:
     assert repeated_head(third, SHARED) is None
     assert first.like is None
     assert second.like is None, "each refers to the one before at most"
+
+
+async def test_a_stream_keeps_no_head_but_its_own() -> None:
+    """A block that changes the table is not the one that the next is compared with."""
+    kept = list[HeaderList]()
+
+    class Handshake:
+        def getpeercert(self, *, binary_form: bool) -> None:
+            """No certificate."""
+
+    class Wire(asyncio.Transport):
+        def write(self, data: object) -> None:
+            pass
+
+        def is_closing(self) -> bool:
+            return False
+
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return {"peername": ("127.0.0.1", 1), "ssl_object": Handshake()}.get(name, default)
+
+    def keep(session: object, stream: object, headers: HeaderList) -> object:
+        kept.append(headers)
+        return headers
+
+    connections = Connections(8, 8)
+    server = GrpcServer(
+        lambda path: None, GrpcServerLimits(256, 2**20, 5, 60, 60), connections, lambda _: True, keep, SHARED
+    )
+    session = server.session(connections.add("127.0.0.1", lambda: None))
+    session.connection_made(Wire())
+    session.data_received(frames.PREFACE + frames.settings(()))
+    other = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/v2/models/x/infer"), (b"a", b"1")]
+    into_table = encode(other[:3]) + b"\x40\x01a\x011"
+    for number, block in enumerate((encode(other), into_table, encode(other))):
+        stream = (2 * number + 1).to_bytes(4, "big")
+        session.data_received(bytes((0, 0, len(block), frames.HEADERS, frames.END_HEADERS)) + stream + block)
+    assert [len(each.fields) for each in kept] == [4, 4, 4]
+    assert [each.like for each in kept] == [None, None, None]

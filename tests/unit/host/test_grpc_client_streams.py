@@ -284,3 +284,25 @@ async def test_calls_without_a_task_end_at_their_own_deadlines() -> None:
     assert ended[2:] == [(60.0, GrpcStatus.UNAVAILABLE)]
     assert not at.session._deadlines
     assert at.session._timer is None, "nothing refers to a connection that is gone"
+
+
+async def test_a_call_whose_end_fails_leaves_the_others_their_deadlines() -> None:
+    at, ended, failures = Connection(), list[float](), list[object]()
+    at.session.loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+
+    def begin(timeout_s: float) -> None:
+        def on_answer(_: object, error: object) -> None:
+            ended.append(timeout_s)
+            if timeout_s == 0.01:
+                raise ValueError(timeout_s)
+
+        call = UnaryCall(at.session, "acme", 2**20, on_answer)
+        at.session.begin(call, BLOCK, b"")
+        call.end_at(at.session.loop.time() + timeout_s)
+
+    for timeout_s in (0.01, 0.011, 0.02):
+        begin(timeout_s)
+    await until(lambda: len(ended) == 3, 5.0, "the three deadlines")
+    assert ended == [0.01, 0.011, 0.02]
+    assert [str(each) for each in failures] == ["0.01"]
+    at.session.connection_lost(None)
