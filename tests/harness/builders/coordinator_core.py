@@ -547,7 +547,7 @@ class CoreRegion:
                     self.references.setdefault(key, Reference(pack, by))
                 agent.recorded.clear()
         self.fleet, _ = update_liveness(self.fleet, now)
-        remembered, turns = self.memory, self.turns
+        remembered, world, turns, is_changed = self.memory, self.world(), self.turns, False
         for _ in range(MOST_STEPS):
             remembered, world, turns = self.memory, self.world(), self.turns
             before = self._assignments()
@@ -556,6 +556,7 @@ class CoreRegion:
             memory = self._check_kept(world, advanced, now, wall)
             self.decision, self.desired, self.memory = advanced.decision, advanced.decision.desired, memory
             self.events += advanced.decision.events
+            is_changed = bool(advanced.changed)
             self.migrations |= advanced.changed
             self._send()
             # Where nothing left, there is no room that the next step would give to others. A replica that came may yet
@@ -568,7 +569,7 @@ class CoreRegion:
         assert decision is not None
         after_it = self.world()
         # Where the step left the world as it found it, the next one is asked the very same.
-        if advanced.changed or after_it != world:
+        if is_changed or after_it != world:
             again = advance(after_it, self.migrations, now, wall, turns=turns)
             assert again.changed == {}
             assert again.decision.desired == decision.desired

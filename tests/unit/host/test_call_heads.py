@@ -2,13 +2,24 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.host.connections import Connections
-from shoal.host.grpc_server import CallHead, GrpcServer, GrpcServerLimits, call_head, repeated_head
+from shoal.host.grpc_server import (
+    CallHead,
+    GrpcServer,
+    GrpcServerLimits,
+    GrpcSession,
+    ServerMethod,
+    StreamCall,
+    call_head,
+    repeated_head,
+)
 from shoal.http2 import frames
+from shoal.http2.connection import Stream
 from shoal.http2.header_blocks import HeaderDecoder, HeaderList, encode, request_error
 
 Field = tuple[bytes, bytes]
@@ -105,15 +116,19 @@ async def test_a_stream_keeps_no_head_but_its_own() -> None:
         def get_extra_info(self, name: str, default: object = None) -> object:
             return {"peername": ("127.0.0.1", 1), "ssl_object": Handshake()}.get(name, default)
 
-    def keep(session: object, stream: object, headers: HeaderList) -> object:
+    def keep(_: GrpcSession, stream: Stream, headers: HeaderList) -> StreamCall:
         kept.append(headers)
-        return headers
+        return cast(StreamCall, headers)
+
+    def no_method(path: str) -> ServerMethod:
+        raise AssertionError(path)
 
     connections = Connections(8, 8)
-    server = GrpcServer(
-        lambda path: None, GrpcServerLimits(256, 2**20, 5, 60, 60), connections, lambda _: True, keep, SHARED
-    )
-    session = server.session(connections.add("127.0.0.1", lambda: None))
+    limits = GrpcServerLimits(256, 2**20, 5, 60, 60)
+    server = GrpcServer(no_method, limits, connections, lambda _: True, keep, SHARED)
+    place = connections.add("127.0.0.1", lambda: None)
+    assert place is not None
+    session = server.session(place)
     session.connection_made(Wire())
     session.data_received(frames.PREFACE + frames.settings(()))
     other = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/v2/models/x/infer"), (b"a", b"1")]
