@@ -51,6 +51,8 @@ def fit(results: Sequence[Result]) -> Fit:
     ww, wf = sum(w * w for w in weights), sum(w * f for w, f in zip(weights, per_flop, strict=True))
     ff, w1, f1 = sum(f * f for f in per_flop), sum(weights), sum(per_flop)
     determinant = ww * ff - wf * wf
+    if determinant <= 0:  # they are all of one size, but for rounding: nothing tells a launch from the rest
+        return Fit(0.0, ff / f1)
     launch_s = (w1 * ff - f1 * wf) / determinant
     if launch_s <= 0:
         return Fit(0.0, ff / f1)

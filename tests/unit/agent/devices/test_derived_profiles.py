@@ -31,6 +31,10 @@ def test_of_one_result_there_is_a_rate_alone() -> None:
     assert fit([result(1e9, 0.5)]) == Fit(0.0, 2e9)
 
 
+def test_of_one_size_there_is_a_rate_alone() -> None:
+    assert fit([result(1e7, 0.5), result(10000000.125, 0.5)]) == Fit(0.0, pytest.approx(2e7))
+
+
 def test_what_grows_faster_than_its_flops_has_no_launch() -> None:
     found = fit([result(1e9, 0.1), result(2e9, 0.4), result(3e9, 0.9)])
     assert found.launch_s == 0.0
