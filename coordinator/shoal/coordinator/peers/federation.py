@@ -10,7 +10,8 @@ import structlog
 from shoal.coordinator import metrics
 from shoal.coordinator.core.federation.trusted_roots import check_roots
 from shoal.coordinator.peers.channels import Channels, await_answer, has_unknown_issuer
-from shoal.coordinator.peers.grpc import CALL_S, stub_of, verify_answer
+from shoal.coordinator.peers.grpc import CALL_S, stub_of
+from shoal.coordinator.peers.messages import verify_answer
 from shoal.coordinator.ports import AdvertiseAnswer, Clock, JoinedFederation, Meter, VerifiedMessage
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry
@@ -65,7 +66,7 @@ class GrpcFederation:
         found = list[VerifiedMessage[Answer]]()
         for each in reply.answers:
             try:
-                found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock))
+                found.append(verify_answer(each, each.by, solicitation, self._roots_of, self._clock.wall()))
             except ShoalError as error:
                 self._meter.count(metrics.ANSWERS_REFUSED, code=error.code)
                 log.warning("peer_answer_dropped", region=each.by[:80], code=error.code, error=str(error))
@@ -152,7 +153,7 @@ class GrpcCandidates:
         call = stub_of(self._channels, member).Bid(message, timeout=timeout_s)
         reply = await await_answer(call, Code.PEER_UNREACHABLE, member.region)
         solicitation = nouns.decode(Solicitation, message.content, ENVELOPE_CONTENT)
-        return verify_answer(reply, member.region, solicitation, self._roots_of, self._clock)
+        return verify_answer(reply, member.region, solicitation, self._roots_of, self._clock.wall())
 
 
 def _untrusted(joined: JoinedFederation, address: str) -> ShoalError:

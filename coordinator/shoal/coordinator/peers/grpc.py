@@ -6,11 +6,12 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from shoal.coordinator.peers.channels import Channels, await_answer, call_error
+from shoal.coordinator.peers.messages import check_signer, verify_answer, verify_message
 from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation, member_of, roots_of
+from shoal.types.offer import Answer, Directory, Member, Solicitation, member_of, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import grpc_cancellation, signed_envelope
@@ -42,7 +43,7 @@ class GrpcPeers:
     async def request_bid(self, region: str, solicitation: Solicitation) -> VerifiedMessage[Answer]:
         asked = self._signer().sign(solicitation, signed_envelope.ANYONE)
         reply = await self._call(region, "Bid", asked, solicitation.answer_s)
-        return verify_answer(reply, region, solicitation, self.roots_of, self._clock)
+        return verify_answer(reply, region, solicitation, self.roots_of, self._clock.wall())
 
     async def award(self, region: str, award: Award) -> VerifiedMessage[Grant]:
         return self._verify(await self._send_signed(region, "Award", award), region, Grant)
@@ -97,34 +98,11 @@ class GrpcPeers:
         )
 
     def _verify(self, reply: federation_pb2.Said, region: str, kind: type[Noun]) -> VerifiedMessage[Noun]:
-        _check_signer(reply, region)
+        check_signer(reply, region)
         to, wall = self._signer().region, self._clock.wall()
-        what = signed_envelope.verify_envelope(reply, kind, to=to, roots_of=self.roots_of, wall=wall)
-        return VerifiedMessage(region, what, reply.SerializeToString())
+        return verify_message(reply, kind, to=to, roots_of=self.roots_of, wall=wall)
 
 
 def stub_of(channels: Channels, member: Member) -> Any:
     server = dns_of(member.region, Role.COORDINATOR, COORDINATOR)
     return federation_pb2_grpc.PeerStub(channels.to(member.address, member.roots, server))
-
-
-def verify_answer(
-    reply: federation_pb2.Said, region: str, solicitation: Solicitation, roots_of: signed_envelope.RootsOf, clock: Clock
-) -> VerifiedMessage[Answer]:
-    """Verifies the answer of `region`. Refuses an answer to something else, or in another region's name.
-
-    Raises ShoalError(REGION_MISMATCH | REPLAYED), and as `signed_envelope.verify_either` does.
-    """
-    _check_signer(reply, region)
-    to, wall = solicitation.origin, clock.wall()
-    what = signed_envelope.verify_either(reply, Offer, Decline, to=to, roots_of=roots_of, wall=wall)
-    if what.region != region:
-        raise signed_envelope.region_mismatch(f"a bid in the name of {what.region!r:.80}", region)
-    if (what.solicitation, what.round) != (solicitation.id, solicitation.round):
-        raise refuse(Code.REPLAYED, f"an answer to {what.solicitation!r:.80}", f"one to {solicitation.id}", "")
-    return VerifiedMessage(region, what, reply.SerializeToString())
-
-
-def _check_signer(reply: federation_pb2.Said, region: str) -> None:
-    if reply.by != region:
-        raise signed_envelope.region_mismatch(f"an answer by {reply.by!r:.80}", region)

@@ -7,6 +7,7 @@ messages that the origin signed.
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from shoal.coordinator.peers.messages import verify_message
 from shoal.coordinator.ports import Blobs, Clock, FetchCounter, PeerEvents, VerifiedMessage
 from shoal.types.agreement import Award, Notice, Release, Renewal
 from shoal.types.device import Role
@@ -84,8 +85,7 @@ class PeerService(federation_pb2_grpc.PeerServicer):
         if caller.role is not Role.FEDERATION and caller.region != request.by:
             raise signed_envelope.region_mismatch(f"{caller.region} with what {request.by!r:.80} says", caller.region)
         wall = self._clock.wall()
-        what = signed_envelope.verify_envelope(request, kind, to=to or self._region, roots_of=self._roots_of, wall=wall)
-        return VerifiedMessage(request.by, what, request.SerializeToString())
+        return verify_message(request, kind, to=to or self._region, roots_of=self._roots_of, wall=wall)
 
 
 def _check_signer(claimed: str, by: str) -> None:

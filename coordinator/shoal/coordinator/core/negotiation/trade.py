@@ -163,7 +163,7 @@ def wake_at(trade: WorkloadTrade, need: DelegationNeed) -> Elapsed:
             times += [agreement.renew_at, agreement.over_at, phase.term_at]
             times += [trade.better_at] if need is DelegationNeed.BETTER else []
             if agreement.service is ServiceState.STARTING:
-                times.append(Elapsed(agreement.since + START_S + 3 * agreement.offer.load_s))
+                times.append(Elapsed(agreement.since + _start_most_s(agreement.offer)))
             if agreement.service is ServiceState.SHORT:
                 times.append(Elapsed(agreement.since + SHORT_S))
             if need is DelegationNeed.CONTENT and phase.home_since is not None:
@@ -231,6 +231,11 @@ def live_agreements(trade: WorkloadTrade) -> tuple[OriginAgreement, ...]:
     return (*(() if agreement is None else (agreement,)), *leaving)
 
 
+def _start_most_s(offer: Offer) -> float:
+    """How long a delegate may take until it serves. A load time may be NaN, where it is unknown."""
+    return START_S + 3 * (offer.load_s if offer.load_s > 0 else 0.0)
+
+
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +292,7 @@ def _apply_deadlines_active(trade: WorkloadTrade, phase: Active, now: Elapsed, f
         return breach(
             trade, agreement, now, f"not renewed for {show_seconds(now - agreement.asked_at)}", stays=Seconds(0.0)
         )
-    if agreement.service is ServiceState.STARTING and now - agreement.since >= START_S + 3 * agreement.offer.load_s:
+    if agreement.service is ServiceState.STARTING and now - agreement.since >= _start_most_s(agreement.offer):
         return breach(
             trade, agreement, now, f"does not serve after {show_seconds(now - agreement.since)}", stays=Seconds(0.0)
         )

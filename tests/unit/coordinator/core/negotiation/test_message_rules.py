@@ -1,0 +1,123 @@
+"""What no region means is refused before it is an event, so that every deadline of a trade and of a bid is a number."""
+
+import math
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.builders import negotiation as delegate
+from harness.builders.offers import offer, terms
+from shoal.coordinator.core.negotiation import hold, trade
+from shoal.coordinator.core.negotiation.message_rules import message_refusal
+from shoal.coordinator.core.negotiation.model import (
+    AwardGranted,
+    Awarding,
+    DelegateNotice,
+    DelegationDemand,
+    DelegationNeed,
+    RenewalConfirmed,
+    RoundAnswered,
+    TradeEvent,
+    WorkloadTrade,
+)
+from shoal.coordinator.core.placement.model import Reservation, Slot
+from shoal.types.agreement import Grant, Notice, Renewed, ServiceReport, ServiceState
+from shoal.types.codes import Code
+from shoal.types.device import EnergySource
+from shoal.types.offer import Offer, Solicitation
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds
+from shoal.types.workload import WorkloadKey
+
+REPORT = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
+SHORT = DelegationDemand(DelegationNeed.SHORT, "asked")
+DURATIONS = st.sampled_from([math.nan, -1e300, -1.0, -1e-9, 0.0, 1e-9, 1.0, 10.0, 30.0, 1e9, 1e300])
+
+
+def grant(state: WorkloadTrade, lease_s: float) -> Grant:
+    assert isinstance(state.phase, Awarding)
+    return Grant(state.phase.award.agreement, "bid-a", "a", Seconds(lease_s), ())
+
+
+def renewed(state: WorkloadTrade, lease_s: float) -> Renewed:
+    agreement = trade.live_agreements(state)[0]
+    return Renewed(agreement.id, agreement.nonce, Seconds(lease_s), ServiceState.READY, REPORT, (), "")
+
+
+def notice(state: WorkloadTrade, ends_s: float) -> Notice:
+    return Notice(trade.live_agreements(state)[0].id, "a", Code.NODE_CORDONED, Seconds(ends_s))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_duration_that_is_none_is_refused_and_zero_is_not(wrong: float) -> None:
+    said = Grant("g-1", "bid-a", "a", Seconds(wrong), ())
+    answer = Renewed("g-1", "n", Seconds(wrong), ServiceState.READY, REPORT, (), "")
+    told = Notice("g-1", "a", Code.NODE_CORDONED, Seconds(wrong))
+    award = replace(delegate.award(), term_s=Seconds(wrong))
+    for message in (replace(offer("a"), hold_s=Seconds(wrong)), said, answer, told, award):
+        refusal = message_refusal(message)
+        assert refusal is not None, message
+        assert refusal.code is Code.MESSAGE_INVALID
+    for message in (
+        replace(offer("a"), hold_s=Seconds(0.0)),
+        replace(said, lease_s=Seconds(0.0)),
+        replace(told, ends_s=Seconds(0.0)),
+    ):
+        assert message_refusal(message) is None
+
+
+def numbers_of(value: Any) -> list[float]:
+    """All numbers in a trade or a bid, without the figures of offers and solicitations, where NaN means unknown."""
+    if isinstance(value, Offer | Solicitation):
+        return []
+    if isinstance(value, tuple):
+        return [number for each in value for number in numbers_of(each)]
+    if is_dataclass(value):
+        return [number for each in fields(value) for number in numbers_of(getattr(value, each.name))]
+    return [value] if isinstance(value, float) else []
+
+
+@given(DURATIONS, DURATIONS, st.lists(st.tuples(st.sampled_from(["renewed", "notice"]), DURATIONS), max_size=4))
+def test_no_time_of_a_trade_is_nan(hold_s: float, load_s: float, told: list[tuple[str, float]]) -> None:
+    state, now = WorkloadTrade(WorkloadKey("default", "detect")), 0.0
+
+    def tell(event: TradeEvent, message: object = None) -> None:
+        nonlocal state, now
+        now += 0.5
+        if message is None or message_refusal(message) is None:
+            state = trade.step(state, event, Elapsed(now), "t-1", origin="home", term_s=Seconds(1800.0)).trade
+            assert not any(map(math.isnan, numbers_of(state))), state
+            assert not math.isnan(trade.wake_at(state, DelegationNeed.SHORT))
+
+    tell(SHORT)
+    bid = replace(offer("a", hold_s=Seconds(hold_s)), load_s=Seconds(load_s))
+    tell(RoundAnswered("t-1", 1, (bid,), terms()), bid)
+    if not isinstance(state.phase, Awarding):
+        return
+    for kind, seconds in (("grant", 30.0), *told):
+        if kind == "grant":
+            answer = grant(state, seconds)
+            tell(AwardGranted(answer, Elapsed(now)), answer)
+        elif trade.live_agreements(state):
+            tell(SHORT)
+            if kind == "renewed" and trade.live_agreements(state):
+                again = renewed(state, seconds)
+                tell(RenewalConfirmed(again), again)
+            elif trade.live_agreements(state):
+                end = notice(state, seconds)
+                tell(DelegateNotice(end), end)
+        tell(SHORT)
+
+
+@given(DURATIONS, DURATIONS)
+def test_no_time_of_a_bid_is_nan(term_s: float, ends_s: float) -> None:
+    room = (Reservation("b-1", Slot("a", "cpu0"), Bytes(100), 0.1),)
+    state: hold.BidState = hold.HeldBid(delegate.solicitation(), delegate.offer(), room, Elapsed(10.0))
+    award = replace(delegate.award(), term_s=Seconds(term_s))
+    end = delegate.notice(ends_s)
+    for message, event in ((award, hold.AwardReceived(award)), (end, hold.OriginNotice(end))):
+        if message_refusal(message) is None:
+            state, _ = hold.step(state, event, Elapsed(1.0))
+            assert not any(map(math.isnan, numbers_of(state))), state

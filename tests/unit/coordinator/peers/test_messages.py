@@ -1,0 +1,69 @@
+"""Signed messages of other regions become events only where a region can mean them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.builders.negotiation import notice, offer, solicitation
+from harness.crypto.pki import Authority
+from shoal.coordinator.peers.messages import verify_answer, verify_message
+from shoal.types.agreement import Grant, Notice
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+from shoal.types.units import Seconds, Wall
+from shoal.wire.signed_envelope import RegionSigner
+
+NOW = Wall(1_800_000_000.0)
+HOME, AWAY = "us-east", "eu-west"
+
+
+class Signed:
+    """Messages of one region to another, signed and verified."""
+
+    def __init__(self, folder: Path) -> None:
+        authorities = {name: Authority(folder / name, name, NOW) for name in (HOME, AWAY)}
+        self._roots = {name: (each.certificate.read_text(),) for name, each in authorities.items()}
+        self._signers = dict[str, RegionSigner]()
+        for name, authority in authorities.items():
+            certificate, key, _ = authority.issue(Role.COORDINATOR, "coordinator", valid_s=3600.0).read()
+            self._signers[name] = RegionSigner(name, certificate, key)
+
+    def roots_of(self, region: str) -> tuple[str, ...]:
+        return self._roots[region]
+
+    def hear(self, noun: object, kind: type, *, by: str = AWAY, to: str = HOME) -> object:
+        said = self._signers[by].sign(noun, to)
+        return verify_message(said, kind, to=to, roots_of=self.roots_of, wall=NOW).content
+
+    def hear_bid(self, hold_s: float) -> object:
+        asked = solicitation()
+        bid = replace(offer(), region=AWAY, solicitation=asked.id, round=asked.round, hold_s=Seconds(hold_s))
+        said = self._signers[AWAY].sign(bid, asked.origin)
+        return verify_answer(said, AWAY, asked, self.roots_of, NOW).content
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Signed:
+    return Signed(tmp_path)
+
+
+def refusal_code(hear: Callable[[], object]) -> Code:
+    with pytest.raises(ShoalError) as refused:
+        hear()
+    return refused.value.code
+
+
+def grant(lease_s: float) -> Grant:
+    return Grant("g-1", "bid-1", AWAY, Seconds(lease_s), ())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_time_that_is_none_is_refused_in_requests_and_answers(signed: Signed, wrong: float) -> None:
+    assert signed.hear(grant(30.0), Grant) == grant(30.0)
+    assert refusal_code(lambda: signed.hear(grant(wrong), Grant)) is Code.MESSAGE_INVALID
+    assert refusal_code(lambda: signed.hear(notice(wrong), Notice, by=HOME, to=AWAY)) is Code.MESSAGE_INVALID
+    assert signed.hear_bid(10.0)
+    assert refusal_code(lambda: signed.hear_bid(wrong)) is Code.MESSAGE_INVALID
