@@ -54,6 +54,15 @@ def parse_host(text: str, what: str = "host") -> str:
     return host
 
 
+def is_dialable(address: str) -> bool:
+    """True for an address that another machine can dial: a zone means an interface of the machine that wrote it."""
+    try:
+        found = HostPort.parse(address)
+    except ShoalError:
+        return False
+    return found.port > 0 and "%" not in found.host
+
+
 def _is_ipv6(text: str) -> bool:
     try:
         IPv6Address(text)

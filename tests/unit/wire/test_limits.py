@@ -20,6 +20,7 @@ from shoal.agent.dataplane import (
     tensors,
     tracing,
     transport,
+    upstream,
     verification_source,
 )
 from shoal.agent.dataplane import ingress_admission as ingress
@@ -35,6 +36,7 @@ from shoal.coordinator.api.authorise import MESSAGE_S
 from shoal.coordinator.api.dashboard import queries, sessions
 from shoal.coordinator.api.dashboard import server as dashboard
 from shoal.coordinator.broker import config
+from shoal.coordinator.controllers.federation import delegate
 from shoal.coordinator.controllers.fleet import controller as fleet
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
@@ -44,8 +46,10 @@ from shoal.coordinator.core.fleet import labels
 from shoal.coordinator.core.graph import check
 from shoal.coordinator.core.graph.rules import RULES
 from shoal.coordinator.core.migration import queue
+from shoal.coordinator.core.negotiation import message_rules
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
+from shoal.coordinator.peers import messages
 from shoal.host import metrics_page
 from shoal.http2 import connection, frames, header_blocks, stream_resets, stream_shares
 from shoal.policies.documents import MAX_TOTAL_NODES
@@ -265,6 +269,13 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{compute_pool.MAX_REQUESTS_PER_CALLER}, {compute_pool.THREADS}; one at a time of each"
         ),
         "unreadable messages of a session on the link": f"{MAX_INVALID}",
+        "a message of a trade between regions, a solicitation, and the answer to either": (
+            f"{delegate.MESSAGE_BYTES // 2**10} KiB, {delegate.SOLICITATION_BYTES // 2**10} KiB, "
+            f"{messages.ANSWER_BYTES // 2**10} KiB"
+        ),
+        "gateways of another region: to connect to under one agreement, that may call, that a front begins to connect "
+        "to at once": f"{message_rules.GATEWAYS_MOST}, {message_rules.CALLERS_MOST}, {upstream.OPENED_AT_ONCE}",
+        "revoked certificates of another region's gateways": f"{message_rules.REVOKED_MOST}",
         "moves that wait in the queue, of one tenant and of all; those that ended there and are kept": (
             f"{queue.MOST_OF_TENANT}, {queue.MOST}; {queue.KEPT}"
         ),

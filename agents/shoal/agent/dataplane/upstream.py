@@ -8,11 +8,12 @@ import asyncio
 import json
 import math
 import ssl
-from collections import deque
-from collections.abc import Collection, Coroutine, Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from shoal.agent.dataplane.begun_forward import BegunForward
@@ -70,6 +71,9 @@ REGION_RECONNECT_S: Final = 5.0
 """How long the ping connection to another region may take to reopen, over a link that large requests fill."""
 MAX_RECONNECT_S: Final = 5.0
 """The longest such time inside a region, where large requests have been in transit for long."""
+OPENED_AT_ONCE: Final = 8
+OPENING_TURN_S: Final = 0.25
+"""This many peers of other regions are connected to at once, and the next ones at the latest after this long."""
 RTT_PROBE_EVERY_S: Final = 15.0
 RTT_SAMPLES: Final = 8
 """RTT is the minimum of this many probes: queueing at the peer must not count as distance, and an old minimum must age
@@ -488,24 +492,25 @@ class PeerClients:
         self._connections: dict[_PeerAddress, _PeerConnection] = {}
         self._addresses: dict[int, tuple[Endpoint, _PeerAddress]] = {}
         """Of the routes' endpoints, by `id` of the endpoint."""
+        self._unopened: dict[_PeerAddress, Endpoint] = {}
+        """In other regions, those to connect to yet."""
+        self._opening: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
     def configure(self, endpoints: Iterable[Endpoint]) -> None:
         """Retire the channels to peers in no route; they close when their calls have ended.
 
-        Channels to other regions are opened now, because opening one takes too long for a request to wait.
+        Channels to other regions are opened before a request needs them, because opening one takes too long for it to
+        wait. They are opened in turns: how many there are is for other regions to say.
         """
         listed = [(each, self._make_address(each)) for each in endpoints if each.kind is not EndpointKind.LOCAL]
         self._addresses = {id(endpoint): (endpoint, address) for endpoint, address in listed}
         remote = {address: endpoint for endpoint, address in listed}
         for key in [known for known in self._connections if known not in remote]:
             self._retire(self._connections.pop(key))
-        for endpoint in remote.values():
-            if endpoint.region:
-                with suppress(AttemptFailed):
-                    connection = self._connection(endpoint)
-                    connection.data.connect()
-                    connection.large.connect()
+        self._unopened = dict(_in_turns_of_regions(remote))
+        if self._unopened and (self._opening is None or self._opening.done()):
+            self._opening = asyncio.create_task(self._open_in_turns())
 
     def is_connecting(self, endpoint: Endpoint) -> bool:
         """Whether a request would have to wait for the connection. The check starts opening it.
@@ -555,10 +560,28 @@ class PeerClients:
         return await self._call_own(endpoint, SESSIONS_SERVICE, method, request, timeout_s)
 
     async def close(self) -> None:
+        self._unopened.clear()
         for connection in self._connections.values():
             await connection.close(None)
         for task in tuple(self._retiring):
             task.cancel()
+
+    async def _open_in_turns(self) -> None:
+        """Connect to all that are listed. A turn ends when each of its connections is open or failed, or with its
+        time: a peer that does not answer must not keep others waiting for long."""
+        while self._unopened:
+            opening = list[GrpcChannel]()
+            for address in tuple(islice(self._unopened, OPENED_AT_ONCE)):
+                endpoint = self._unopened.pop(address)
+                with suppress(AttemptFailed):
+                    connection = self._connection(endpoint)
+                    opening += [connection.data, connection.large]
+            for channel in opening:
+                channel.connect()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OPENING_TURN_S):
+                    for channel in opening:
+                        await channel.wait_for_change(ChannelState.CONNECTING)
 
     async def _forward(self, endpoint: Endpoint, path: str, request: bytes, context: CallContext) -> bytes:
         connection = await self._open_connection(endpoint, request)
@@ -696,6 +719,17 @@ class PeerClients:
         task = asyncio.create_task(connection.close(CALLS_GRACE_S))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+
+def _in_turns_of_regions(remote: Mapping[_PeerAddress, Endpoint]) -> list[tuple[_PeerAddress, Endpoint]]:
+    """Those in other regions: the first of each region, then the second of each. So a region of many gateways does not
+    keep others waiting."""
+    places, ranked = Counter[str](), list[tuple[int, tuple[_PeerAddress, Endpoint]]]()
+    for address, endpoint in remote.items():
+        if endpoint.region:
+            ranked.append((places[endpoint.region], (address, endpoint)))
+            places[endpoint.region] += 1
+    return [each for _, each in sorted(ranked, key=lambda ranked: ranked[0])]
 
 
 def _files_failure(cause: OSError) -> AttemptFailed:

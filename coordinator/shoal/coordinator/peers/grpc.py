@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from shoal.coordinator.peers.channels import Channels, await_answer, call_error
-from shoal.coordinator.peers.messages import check_signer, verify_answer, verify_message
+from shoal.coordinator.peers.messages import check_reply, verify_answer, verify_message
 from shoal.coordinator.ports import Clock, VerifiedMessage
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.codes import Code, ShoalError, refuse
@@ -98,7 +98,7 @@ class GrpcPeers:
         )
 
     def _verify(self, reply: federation_pb2.Said, region: str, kind: type[Noun]) -> VerifiedMessage[Noun]:
-        check_signer(reply, region)
+        check_reply(reply, region)
         to, wall = self._signer().region, self._clock.wall()
         return verify_message(reply, kind, to=to, roots_of=self.roots_of, wall=wall)
 

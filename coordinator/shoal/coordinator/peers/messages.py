@@ -3,7 +3,7 @@
 Every message between regions passes here, in requests (`server`) and in answers (`grpc`, `federation`).
 """
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from shoal.coordinator.core.negotiation.message_rules import message_refusal
 from shoal.coordinator.ports import VerifiedMessage
@@ -14,6 +14,9 @@ from shoal.v1 import federation_pb2
 from shoal.wire import signed_envelope
 
 Noun = TypeVar("Noun")
+
+ANSWER_BYTES: Final = 64 * 1024
+"""Largest answer of another region, as of what it sends by itself: it is kept as evidence, and decides what is kept."""
 
 
 def verify_message(
@@ -28,9 +31,9 @@ def verify_answer(
 ) -> VerifiedMessage[Answer]:
     """Verifies the answer of `region`. Refuses an answer to something else, or in another region's name.
 
-    Raises ShoalError(REGION_MISMATCH | REPLAYED), and as `verify_message` does.
+    Raises ShoalError(REGION_MISMATCH | REPLAYED | TOO_LARGE), and as `verify_message` does.
     """
-    check_signer(reply, region)
+    check_reply(reply, region)
     what = signed_envelope.verify_either(reply, Offer, Decline, to=solicitation.origin, roots_of=roots_of, wall=wall)
     if what.region != region:
         raise signed_envelope.region_mismatch(f"a bid in the name of {what.region!r:.80}", region)
@@ -39,8 +42,10 @@ def verify_answer(
     return _verified(reply, what)
 
 
-def check_signer(reply: federation_pb2.Said, region: str) -> None:
-    """Raises ShoalError(REGION_MISMATCH)."""
+def check_reply(reply: federation_pb2.Said, region: str) -> None:
+    """Raises ShoalError(REGION_MISMATCH | TOO_LARGE)."""
+    if (size := reply.ByteSize()) > ANSWER_BYTES:
+        raise refuse(Code.TOO_LARGE, f"an answer of {size} bytes", f"at most {ANSWER_BYTES}", "update that region")
     if reply.by != region:
         raise signed_envelope.region_mismatch(f"an answer by {reply.by!r:.80}", region)
 

@@ -10,11 +10,13 @@ import pytest
 from harness.crypto.pki import Authority
 from harness.wait import until
 from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane import upstream
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, ConnectedPeer, PeerClients, _PeerConnection
 from shoal.host.grpc_client import GrpcChannel
 from shoal.http2 import frames
+from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
@@ -115,3 +117,39 @@ async def test_a_request_is_its_payers_on_the_way_to_another_front_and_the_agent
         ("Answer", ""),
     ]
     await peers.close()
+
+
+async def test_many_gateways_of_another_region_are_connected_to_in_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """How many there are, and whether they answer, is for that region to say."""
+    monkeypatch.setattr(upstream, "OPENING_TURN_S", 3600.0)  # so that only the end of connections begins a turn
+    callers = list[asyncio.StreamWriter]()
+
+    async def hold(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        callers.append(writer)
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    west, evil = (Authority(tmp_path / name, name, SystemClock().wall()) for name in ("west", "evil"))
+    files = west.issue(Role.GATEWAY, "g1")
+    tls = TlsFiles(files.certificate, files.key, files.authority)
+    authorities, names = Authorities("west", tls), tuple(f"g{number}" for number in range(20))
+    authorities.configure((PeerTrust("evil", (evil.certificate.read_text(),), names, ("a-1",)),))
+    peers = PeerClients("west", tls, authorities)
+    peers.configure(
+        Endpoint(f"a-1/{name}", name, EndpointKind.GATEWAY, address, 1.0, EndpointState.READY, "evil", "a-1")
+        for name in names
+    )
+    try:
+        at_once = upstream.OPENED_AT_ONCE
+        await until(lambda: len(callers) >= 3 * at_once, 10.0, "each of the first has its three connections")
+        assert len(peers._connections) == at_once
+        while len(peers._connections) < len(names):
+            for each in callers:
+                each.close()
+            callers.clear()
+            await until(lambda: bool(callers), 10.0, "others are connected to")
+    finally:
+        await peers.close()
+        server.close()

@@ -9,11 +9,12 @@ import pytest
 
 from harness.builders.negotiation import notice, offer, solicitation
 from harness.crypto.pki import Authority
-from shoal.coordinator.peers.messages import verify_answer, verify_message
+from shoal.coordinator.peers.messages import ANSWER_BYTES, check_reply, verify_answer, verify_message
 from shoal.types.agreement import Grant, Notice
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
+from shoal.v1 import federation_pb2
 from shoal.wire.signed_envelope import RegionSigner
 
 NOW = Wall(1_800_000_000.0)
@@ -35,8 +36,11 @@ class Signed:
         return self._roots[region]
 
     def hear(self, noun: object, kind: type, *, by: str = AWAY, to: str = HOME) -> object:
-        said = self._signers[by].sign(noun, to)
+        said = self.sign(noun, by=by, to=to)
         return verify_message(said, kind, to=to, roots_of=self.roots_of, wall=NOW).content
+
+    def sign(self, noun: object, *, by: str = AWAY, to: str = HOME) -> federation_pb2.Said:
+        return self._signers[by].sign(noun, to)
 
     def hear_bid(self, hold_s: float) -> object:
         asked = solicitation()
@@ -54,6 +58,13 @@ def refusal_code(hear: Callable[[], object]) -> Code:
     with pytest.raises(ShoalError) as refused:
         hear()
     return refused.value.code
+
+
+def test_an_answer_that_nobody_means_is_refused_before_it_is_read(signed: Signed) -> None:
+    said = signed.sign(grant(30.0))
+    said.MergeFromString(b"\xfa\x3f" + b"\x80\x80\x04" + b"x" * ANSWER_BYTES)  # a field that there is not
+    assert refusal_code(lambda: check_reply(said, AWAY)) is Code.TOO_LARGE
+    check_reply(signed.sign(grant(30.0)), AWAY)
 
 
 def grant(lease_s: float) -> Grant:

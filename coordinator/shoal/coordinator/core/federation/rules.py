@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from shoal.coordinator.core.signals.model import MAX_VALUES, SignalName
-from shoal.types.address import HostPort
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.address import is_dialable
+from shoal.types.codes import Code, Refusal
 from shoal.types.identity import NAME_PATTERN, NAME_RULE
 from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
 
@@ -54,7 +54,7 @@ def check_advertisement(advertisement: Advertisement, before: Advertisement | No
 def check_member(member: Member) -> Refusal | None:
     """Checks what a region says about itself. Whether its CA certificates can be parsed is checked by the module that
     reads certificates."""
-    if not _is_dialable(member.address):
+    if not is_dialable(member.address):
         return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
     if not 0 < len(member.roots) <= ROOTS_MOST:
         return _invalid(f"{len(member.roots)} CAs", f"1 to {ROOTS_MOST}")
@@ -98,15 +98,6 @@ def _advertisement_problem(advertisement: Advertisement) -> str | None:
     if len(set(kinds)) < len(kinds):
         return "a class that is there twice"
     return next((found for each in advertisement.classes if (found := _class_problem(each)) is not None), None)
-
-
-def _is_dialable(address: str) -> bool:
-    """True for an address that another machine can dial: a zone means an interface of the machine that wrote it."""
-    try:
-        found = HostPort.parse(address)
-    except ShoalError:
-        return False
-    return found.port > 0 and "%" not in found.host
 
 
 def _is_residency(text: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from shoal.coordinator.core.negotiation.message_rules import gateways_that_call
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal
 from shoal.types.codes import Code, Refusal
@@ -305,7 +306,7 @@ def _step_held(
                 offer=state.offer,
                 award=award,
                 reserved=tuple(replace(each, bid=award.agreement) for each in state.reserved),
-                gateways=award.gateways,
+                gateways=gateways_that_call(award.gateways),
                 sequence=0,
                 nonce="",
                 until=_lease_end(now, terms),
@@ -391,7 +392,7 @@ def _extend_lease(
         state,
         sequence=renewal.sequence,
         nonce=renewal.nonce,
-        gateways=renewal.gateways,
+        gateways=gateways_that_call(renewal.gateways),
         revoked=renewal.revoked,
         until=_lease_end(now, terms),
         has_served=has_served,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
 
+from shoal.coordinator.core.negotiation.message_rules import gateways_to_call
 from shoal.coordinator.core.negotiation.model import (
     Active,
     AwardFailed,
@@ -413,7 +414,7 @@ def _on_granted(trade: WorkloadTrade, phase: Awarding, event: AwardGranted, now:
     agreement = OriginAgreement(
         id=grant.agreement,
         offer=phase.offer,
-        gateways=grant.gateways,
+        gateways=gateways_to_call(grant.gateways),
         lease_s=lease_s,
         lease_until=until,
         over_at=until,
@@ -463,7 +464,7 @@ def _with_extended_lease(agreement: OriginAgreement, renewed: Renewed, now: Elap
         renew_at = min(renew_at, now + max(POLL_LEAST_S, (now - agreement.since) / 2))
     return replace(
         agreement,
-        gateways=renewed.gateways,
+        gateways=gateways_to_call(renewed.gateways),
         revoked=renewed.revoked,
         lease_s=lease_s if lease_s > 0 else agreement.lease_s,
         lease_until=until,

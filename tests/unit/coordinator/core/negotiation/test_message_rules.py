@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from harness.builders import negotiation as delegate
 from harness.builders.offers import offer, terms
 from shoal.coordinator.core.negotiation import hold, trade
-from shoal.coordinator.core.negotiation.message_rules import message_refusal
+from shoal.coordinator.core.negotiation.message_rules import (
+    CALLERS_MOST,
+    GATEWAYS_MOST,
+    REVOKED_MOST,
+    gateways_that_call,
+    gateways_to_call,
+    message_refusal,
+)
 from shoal.coordinator.core.negotiation.model import (
     AwardGranted,
     Awarding,
@@ -23,8 +30,10 @@ from shoal.coordinator.core.negotiation.model import (
     TradeEvent,
     WorkloadTrade,
 )
+from shoal.coordinator.core.negotiation.peering import merge_peers
 from shoal.coordinator.core.placement.model import Reservation, Slot
-from shoal.types.agreement import Grant, Notice, Renewed, ServiceReport, ServiceState
+from shoal.types.agreement import GatewayRef, Grant, Notice, Renewed, ServiceReport, ServiceState
+from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.offer import Offer, Solicitation
@@ -32,8 +41,13 @@ from shoal.types.units import Bytes, Elapsed, Joules, Seconds
 from shoal.types.workload import WorkloadKey
 
 REPORT = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
+KEY = WorkloadKey("default", "detect")
 SHORT = DelegationDemand(DelegationNeed.SHORT, "asked")
 DURATIONS = st.sampled_from([math.nan, -1e300, -1.0, -1e-9, 0.0, 1e-9, 1.0, 10.0, 30.0, 1e9, 1e300])
+
+
+def advance(state: WorkloadTrade, event: TradeEvent, now: float) -> WorkloadTrade:
+    return trade.step(state, event, Elapsed(now), "t-1", origin="home", term_s=Seconds(1800.0)).trade
 
 
 def grant(state: WorkloadTrade, lease_s: float) -> Grant:
@@ -68,6 +82,57 @@ def test_a_duration_that_is_none_is_refused_and_zero_is_not(wrong: float) -> Non
         assert message_refusal(message) is None
 
 
+def answer_to_a_renewal(**changes: Any) -> Renewed:
+    return replace(Renewed("g-1", "n", Seconds(30.0), ServiceState.READY, REPORT, (), ""), **changes)
+
+
+def test_a_head_of_a_ledger_or_a_serial_number_that_is_none_is_refused() -> None:
+    """The federation would refuse whoever advertises such a head as another region's."""
+    said = answer_to_a_renewal(ledger_head="0f" * 32, revoked=tuple(map(str, range(REVOKED_MOST))))
+    assert message_refusal(said) is None
+    for wrong in ({"ledger_head": "head"}, {"revoked": ("0x1",)}, {"revoked": ("1",) * (REVOKED_MOST + 1)}):
+        for message in (replace(said, **wrong), delegate.renewal(1, **wrong)):
+            refusal = message_refusal(message)
+            assert refusal is not None, wrong
+            assert refusal.code is Code.MESSAGE_INVALID
+
+
+def many(count: int) -> tuple[GatewayRef, ...]:
+    return tuple(GatewayRef(f"g{number}", f"10.0.{number // 256}.{number % 256}:8001") for number in range(count))
+
+
+def test_more_gateways_than_a_region_has_are_left_out() -> None:
+    assert gateways_to_call(many(16_384)) == many(GATEWAYS_MOST)
+    assert gateways_that_call(many(16_384)) == many(CALLERS_MOST)
+    wrong = (GatewayRef("g0", "nowhere"), GatewayRef("G 1", "10.0.0.1:8001"), GatewayRef("g2", "[fe80::1%eth0]:8001"))
+    assert gateways_to_call((*wrong, *many(1))) == many(1)
+    assert [each.name for each in gateways_that_call(wrong)] == ["g0", "g2"]
+
+
+def test_a_trade_and_a_bid_keep_no_more_of_them() -> None:
+    state = advance(advance(WorkloadTrade(KEY), SHORT, 0.0), RoundAnswered("t-1", 1, (offer("a"),), terms()), 0.1)
+    state = advance(state, AwardGranted(replace(grant(state, 30.0), gateways=many(1000)), Elapsed(0.2)), 0.3)
+    assert trade.live_agreements(state)[0].gateways == many(GATEWAYS_MOST)
+    state = advance(state, RenewalConfirmed(replace(renewed(state, 30.0), gateways=many(999)[1:])), 0.4)
+    assert trade.live_agreements(state)[0].gateways == many(GATEWAYS_MOST + 1)[1:]
+    bid: hold.BidState = hold.HeldBid(delegate.solicitation(), delegate.offer(), (), Elapsed(10.0))
+    asked = hold.RenewalReceived(delegate.renewal(1, gateways=many(1000)))
+    for told in (hold.AwardReceived(delegate.award(gateways=many(1000))), asked):
+        bid, _ = hold.step(bid, told, Elapsed(1.0))
+        assert isinstance(bid, hold.GrantedBid)
+        assert bid.gateways == many(CALLERS_MOST)
+
+
+def test_what_a_region_says_in_many_agreements_is_no_more_than_in_one() -> None:
+    parts = [
+        PeerTrust("evil", ("CA",), tuple(f"g{part}-{number}" for number in range(200)), (f"a-{part}",), (f"{part}",))
+        for part in range(1000)
+    ]
+    (merged,) = merge_peers(parts)
+    assert (len(merged.gateways), len(merged.revoked)) == (CALLERS_MOST, REVOKED_MOST)
+    assert len(merged.agreements) == len(parts)
+
+
 def numbers_of(value: Any) -> list[float]:
     """All numbers in a trade or a bid, without the figures of offers and solicitations, where NaN means unknown."""
     if isinstance(value, Offer | Solicitation):
@@ -81,13 +146,13 @@ def numbers_of(value: Any) -> list[float]:
 
 @given(DURATIONS, DURATIONS, st.lists(st.tuples(st.sampled_from(["renewed", "notice"]), DURATIONS), max_size=4))
 def test_no_time_of_a_trade_is_nan(hold_s: float, load_s: float, told: list[tuple[str, float]]) -> None:
-    state, now = WorkloadTrade(WorkloadKey("default", "detect")), 0.0
+    state, now = WorkloadTrade(KEY), 0.0
 
     def tell(event: TradeEvent, message: object = None) -> None:
         nonlocal state, now
         now += 0.5
         if message is None or message_refusal(message) is None:
-            state = trade.step(state, event, Elapsed(now), "t-1", origin="home", term_s=Seconds(1800.0)).trade
+            state = advance(state, event, now)
             assert not any(map(math.isnan, numbers_of(state))), state
             assert not math.isnan(trade.wake_at(state, DelegationNeed.SHORT))
 
