@@ -408,6 +408,35 @@ async def test_whoever_may_not_trade_any_more_is_given_notice(here: DelegateFixt
     assert held.refusal.code is Code.TRADE_DENIED
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_notice_of_the_origin_far_ahead_keeps_no_guest_that_may_not_stay(
+    here: DelegateFixture, leaves: bool
+) -> None:
+    grant = await here.grant()
+    await here.bids.on_notice(signed_message(notice(1e9)))
+    await here.bids.tick()
+    assert here.elsewhere.notices == []
+    if leaves:
+        here.bids.drain(Elapsed(here.world.clock.now() + 120.0))
+    else:
+        text = TRADE[0][1].replace("us-*", "asia")
+        assert not (await here.world.region.documents.apply([("r.yaml", text)], {}, "", "test")).plan_result.problems
+    await here.bids.tick()
+    await until(lambda: bool(here.elsewhere.notices), 5.0, "the notice to be heard")
+    (told,) = here.elsewhere.notices
+    assert (told.agreement, told.by, told.ends_s) == ("g-1", "eu", pytest.approx(30.0))
+    for number in range(1, 4):
+        await here.bids.on_renewal(signed_message(renewal(number)))
+        await here.later(9.0)
+    assert isinstance(here.state(grant.bid), StoppingBid)
+    entries = await here.ledger_entries()
+    await here.bids.tick()
+    assert await here.ledger_entries() == entries, "it gives no notice again"
+    await here.later(4.0)
+    assert isinstance(here.state(grant.bid), ClosedBid)
+    assert here.reserved_bytes == 0
+
+
 async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(here: DelegateFixture) -> None:
     offer = await here.ask()
     text = TRADE[0][1].replace("us-*", "asia")

@@ -21,7 +21,7 @@ from shoal.coordinator.controllers.federation.bids import (
 )
 from shoal.coordinator.controllers.federation.guest_models import GuestModels
 from shoal.coordinator.controllers.federation.guest_service import GuestService
-from shoal.coordinator.controllers.federation.hosting_rules import HostingRules
+from shoal.coordinator.controllers.federation.hosting_rules import NOTICE_S, HostingRules
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.notices import NoticeSender
 from shoal.coordinator.controllers.federation.standings import REGIONS_MOST, StandingRepository
@@ -44,8 +44,6 @@ from shoal.types.identity import check_name
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.units import Elapsed, Seconds
 
-NOTICE_S: Final = Seconds(30.0)
-"""How long this region still serves after it gave notice."""
 SOLICITATION_BURST: Final = 100.0
 SOLICITATIONS_PER_S: Final = 20.0
 SOLICITATION_BYTES: Final = 256 * 1024

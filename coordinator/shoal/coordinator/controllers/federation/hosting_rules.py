@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from shoal.coordinator.controllers.federation.bids import TrackedBid
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog
+from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.bid import residency_refusal
-from shoal.coordinator.core.negotiation.hold import GrantedBid
+from shoal.coordinator.core.negotiation.hold import BidState, StoppingBid
 from shoal.coordinator.core.negotiation.trust import trade_refusal
 from shoal.coordinator.ports import Clock
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Solicitation
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Seconds
+
+NOTICE_S: Final = Seconds(30.0)
+"""How long this region still serves after it gave notice."""
 
 
 class HostingRules:
@@ -42,8 +47,13 @@ class HostingRules:
         return Refusal(Code.TRADE_DENIED, f"{self._region} leaves the federation", "a region that stays")
 
     def forbidden_agreements(self, bids: Mapping[str, TrackedBid]) -> dict[str, Code]:
-        """Agreements that this region may no longer keep, by bid."""
-        granted = {name: bid.state for name, bid in bids.items() if isinstance(bid.state, GrantedBid)}
+        """Agreements that this region may no longer keep, by bid. Among them are those whose origin gave notice, until
+        this region has given a shorter one."""
+        granted = {
+            name: agreement
+            for name, bid in bids.items()
+            if (agreement := hold.agreement_of(bid.state)) is not None and not self._ends_soon(bid.state)
+        }
         if self._is_draining:
             return dict.fromkeys(granted, Code.AGREEMENT_ENDED)
         if self._workloads.catalog is self._checked_catalog:
@@ -56,6 +66,10 @@ class HostingRules:
         if not found:
             self._checked_catalog = self._workloads.catalog
         return found
+
+    def _ends_soon(self, state: BidState) -> bool:
+        """Whether a notice of this region would end it no earlier."""
+        return isinstance(state, StoppingBid) and state.ends <= self._clock.now() + NOTICE_S
 
     @property
     def _is_draining(self) -> bool:

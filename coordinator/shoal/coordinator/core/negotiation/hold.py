@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from shoal.coordinator.core.negotiation import trade_times
 from shoal.coordinator.core.negotiation.message_rules import gateways_that_call
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal
@@ -31,6 +32,8 @@ class HoldTerms:
 
 
 DEFAULTS: Final = HoldTerms()
+NOTICE_MOST_S: Final = Seconds(trade_times.NOTICE_S + trade_times.LEASE_MOST_S)
+"""A longer notice of the origin counts as this long, as the origin counts the delegate's: no origin asks for more."""
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
@@ -239,7 +242,8 @@ def restore(state: BidState, now: Elapsed, terms: HoldTerms = DEFAULTS) -> BidSt
             return replace(state, until=_lease_end(now, terms))
         case StoppingBid():
             granted = replace(state.granted, until=_lease_end(now, terms))
-            return replace(state, granted=granted, ends=Elapsed(now + state.ends_s))
+            ends_s = Seconds(min(state.ends_s, NOTICE_MOST_S))  # an older version stored what the origin said
+            return replace(state, granted=granted, ends_s=ends_s, ends=Elapsed(now + ends_s))
         case ClosedBid():
             return replace(state, until=_memory_end(now, terms))
 
@@ -339,12 +343,11 @@ def _step_granted(
             if notice.ends_s <= 0:
                 gone = ClosedBid(state.offer, state.award.agreement, notice.code, _memory_end(now, terms))
                 return gone, (LedgerTransition("ended", notice.code),)
-            ends = Elapsed(now + notice.ends_s)
-            stopping = StoppingBid(state, notice.by, notice.code, notice.ends_s, ends, told=True)
+            ends_s = Seconds(min(notice.ends_s, NOTICE_MOST_S))
+            stopping = StoppingBid(state, notice.by, notice.code, ends_s, Elapsed(now + ends_s), told=True)
             return stopping, (LedgerTransition("noticed", notice.code),)
-        case OwnNotice(by, code, ends_s):
-            stopping = StoppingBid(state, by, code, ends_s, Elapsed(now + ends_s), told=False)
-            return stopping, (LedgerTransition("noticed", code),)
+        case OwnNotice():
+            return _give_notice(state, event, now), (LedgerTransition("noticed", event.code),)
         case NoticeAcknowledged() | ClockTick():
             return state, ()
 
@@ -369,8 +372,16 @@ def _step_stopping(
             return replace(state, told=True), ()
         case NoticeAcknowledged():
             return replace(state, told=True), ()
+        case OwnNotice(ends_s=ends_s) if now + ends_s < state.ends:
+            return _give_notice(granted, event, now), (LedgerTransition("noticed", event.code),)
         case OwnNotice() | ClockTick():
             return state, ()
+
+
+def _give_notice(granted: GrantedBid, notice: OwnNotice, now: Elapsed) -> StoppingBid:
+    """The origin is to be told of it, also where it gave notice before."""
+    ends = Elapsed(now + notice.ends_s)
+    return StoppingBid(granted, notice.by, notice.code, notice.ends_s, ends, told=False)
 
 
 def _until_notice_ends(state: StoppingBid, effects: Iterable[BidEffect], now: Elapsed) -> tuple[BidEffect, ...]:

@@ -213,6 +213,30 @@ def test_own_notice_is_told_until_it_is_heard() -> None:
     assert after(state, (2.5, OWN_NOTICE))[0] == state
 
 
+def renew_until(state: BidState, begins: int, ends: int) -> BidState:
+    for now in range(begins, ends, 10):
+        state, _ = after(state, (now, RenewalReceived(renewal(now))))
+    return state
+
+
+def test_the_origins_notice_ends_it_within_two_minutes_however_far_ahead_it_says() -> None:
+    far, _ = after(GRANTED, (2.0, OriginNotice(notice(1e9))))
+    stored = replace(far, ends_s=Seconds(1e9)) if isinstance(far, StoppingBid) else far
+    for state in (far, restore(stored, Elapsed(2.0), TERMS)):
+        state = renew_until(state, 10, 122)
+        assert isinstance(state, StoppingBid)
+        assert isinstance(after(state, (122.0, ClockTick()))[0], ClosedBid)
+
+
+def test_own_notice_ends_sooner_what_the_origin_ends_later_and_the_origin_is_told() -> None:
+    far, _ = after(GRANTED, (2.0, OriginNotice(notice(100.0))))
+    state, effects = after(far, (3.0, OWN_NOTICE))
+    assert isinstance(state, StoppingBid)
+    assert (state.by, state.code, state.ends, state.told) == ("eu-west", Code.TRADE_DENIED, 23.0, False)
+    assert ledger_entries(effects) == [("noticed", "TRADE_DENIED")]
+    assert after(STOPPING, (3.0, OWN_NOTICE))[0] == STOPPING, "the origin's ends sooner"
+
+
 def test_what_does_not_run_takes_neither_renewal_nor_notice() -> None:
     for event in (RenewalReceived(renewal(1)), OriginNotice(notice(5.0)), OWN_NOTICE):
         state, effects = after(HELD, (1.0, event))
