@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from shoal.coordinator.core.signals.model import SignalName, SignalReading
-from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
+from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed, ReportContent
 from shoal.types.assignment import DesiredSet, Status
-from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.identity import Identity
@@ -372,7 +371,7 @@ class FederationLink(Protocol):
         """The candidates' answers that came in time. Answers without a valid signature are left out and counted."""
         ...
 
-    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+    async def report(self, content: ReportContent) -> int:
         """Returns the sequence of the first ledger entry that the federation lacks."""
         ...
 

@@ -5,10 +5,17 @@ A cut tail shows to whoever keeps the last digest: each region keeps its counter
 
 import hashlib
 import json
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from shoal.types.units import Wall
+
+EVIDENCE_CHARS: Final = 4096
+"""Of an entry's evidence. Federations of older versions take no longer ones, and with one of them no report at all."""
+EVIDENCE_CHARS_TAKEN: Final = 16_384
+"""Older versions wrote longer ones, such as an award with 80 gateways (4,304)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +42,16 @@ class LedgerEntry:
     code: str
     # Terms in words, for people and totals.
     terms: str
-    # Base64 of what the counterpart signed; empty where it sent nothing.
+    # Base64 of what the counterpart signed, or its digest where that is too long; empty where it sent nothing.
     evidence: str
     # Digest of the entry before; empty for the first.
     previous: str
+
+
+def show_evidence(message: bytes) -> str:
+    """What an entry says of a signed message. The digest proves which message it was to whoever has that."""
+    text = b64encode(message).decode()
+    return text if len(text) <= EVIDENCE_CHARS else f"sha256:{hashlib.sha256(message).hexdigest()}"
 
 
 def digest(entry: LedgerEntry) -> str:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from shoal.types import link
 from shoal.types.assignment import DesiredSet, Observed, Status, Version
+from shoal.types.chain import EVIDENCE_CHARS_TAKEN
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
@@ -38,6 +39,7 @@ MAX_ITEMS_BY_FIELD: Final[Mapping[str, int]] = {
 }
 """Limits of items in an agent's messages, and of a federation's CAs, checked before any item is read."""
 
+MAX_TEXT_BY_FIELD: Final[Mapping[str, int]] = {"LedgerEntry.evidence": EVIDENCE_CHARS_TAKEN}
 
 _REQUIRED: Final = object()
 
@@ -383,9 +385,10 @@ def _scalar(kind: Any, where: str) -> Callable[[Any], Any]:
 
         return number
     if kind is str:
+        most = MAX_TEXT_BY_FIELD.get(where, MAX_TEXT)
 
         def text(value: str) -> str:
-            if len(value) > MAX_TEXT or "\0" in value:
+            if len(value) > most or "\0" in value:
                 raise _invalid(where, f"a text of {len(value)} characters, or one with NUL")
             return value
 

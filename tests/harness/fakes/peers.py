@@ -16,6 +16,7 @@ from shoal.types.agreement import (
     Release,
     Renewal,
     Renewed,
+    ReportContent,
     ServiceReport,
     ServiceState,
 )
@@ -111,6 +112,8 @@ class FakePeers:
     lost_answers: set[str] = field(default_factory=set)
     # True: solicit and report are refused.
     federation_down: bool = False
+    # Code by which reports with ledger entries are refused; None: they are taken.
+    entries_refused: Code | None = None
     # What was reported to the federation.
     delivered_reports: list[Delivered] = field(default_factory=list)
     # Ledger entries that the federation holds, without a gap.
@@ -176,9 +179,11 @@ class FakePeers:
     async def advertise(self, advertisement: object) -> AdvertiseAnswer:
         return AdvertiseAnswer()
 
-    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+    async def report(self, content: ReportContent) -> int:
         if self.federation_down:
             raise refuse(Code.FEDERATION_UNREACHABLE)
-        self.delivered_reports += delivered
-        self.copies += [each for each in entries if each.sequence == len(self.copies) + 1]
+        if self.entries_refused is not None and content.entries:
+            raise refuse(self.entries_refused)
+        self.delivered_reports += content.delivered
+        self.copies += [each for each in content.entries if each.sequence == len(self.copies) + 1]
         return len(self.copies) + 1

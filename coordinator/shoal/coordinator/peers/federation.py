@@ -13,8 +13,7 @@ from shoal.coordinator.peers.channels import Channels, await_answer, has_unknown
 from shoal.coordinator.peers.grpc import CALL_S, stub_of
 from shoal.coordinator.peers.messages import verify_answer
 from shoal.coordinator.ports import AdvertiseAnswer, Clock, JoinedFederation, Meter, VerifiedMessage
-from shoal.types.agreement import Delivered, ReportContent
-from shoal.types.chain import LedgerEntry
+from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Advertisement, Answer, Directory, FederationRoots, Member, Solicitation, roots_of
@@ -72,8 +71,8 @@ class GrpcFederation:
                 log.warning("peer_answer_dropped", region=each.by[:80], code=error.code, error=str(error))
         return tuple({each.signer: each for each in found}.values())
 
-    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
-        reply = await self._send_signed("Report", ReportContent(delivered, entries), CALL_S)
+    async def report(self, content: ReportContent) -> int:
+        reply = await self._send_signed("Report", content, CALL_S)
         return int(reply.next_sequence)
 
     async def update(self, member: Member) -> Directory:

@@ -15,8 +15,7 @@ from shoal.coordinator.ports import AdvertiseAnswer, PeerEvents, StaleRevision, 
 from shoal.coordinator.uncancelled import run_to_completion
 from shoal.simulator.parts.network import Paths, short_digest
 from shoal.simulator.world.world import SimProcess, SimWorld
-from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed, ReportContent
-from shoal.types.chain import LedgerEntry
+from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed, ReportContent
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Advertisement, Answer, Decline, Directory, Member, Offer, Solicitation
 from shoal.types.units import Seconds
@@ -317,8 +316,8 @@ class SimFederationLink:
         assert isinstance(reply, tuple)
         return tuple(verify_message(answer) for answer in reply)
 
-    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
-        reply = await self._ask(noun_message(self._region, ReportContent(delivered, entries)), CALL_TIMEOUT_S)
+    async def report(self, content: ReportContent) -> int:
+        reply = await self._ask(noun_message(self._region, content), CALL_TIMEOUT_S)
         assert isinstance(reply, PeerMessage)
         return int(reply.content)
 

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,11 +15,14 @@ from harness.fakes.clock import ManualClock
 from harness.fakes.region import RegionFixture
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft, LedgerWrites
+from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.region.doctor import examine
 from shoal.coordinator.ports import StaleRevision, StoreRecord, Transaction
-from shoal.types.chain import LedgerEntry, digest, first_break
+from shoal.types.agreement import ReportContent
+from shoal.types.chain import EVIDENCE_CHARS, EVIDENCE_CHARS_TAKEN, LedgerEntry, digest, first_break
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Wall
+from shoal.wire import nouns
 
 
 @pytest.fixture
@@ -59,6 +65,41 @@ async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
     assert first_break(entries, ledger.head) is None
     await ledger.commit(LedgerWrites(drafts=(draft("g-4"),)))
     assert first_break(await ledger.entries_after(0), ledger.head) is None
+
+
+async def test_evidence_that_is_too_long_for_a_report_is_its_digest(world: RegionFixture) -> None:
+    """Whoever pads a message must not silence the ledger that holds it, nor need a newer federation."""
+    ledger, said = world.region.ledger, b"x" * (EVIDENCE_CHARS // 4 * 3)
+    await ledger.commit(LedgerWrites(drafts=(replace(draft("g-1"), evidence=said),)))
+    await ledger.commit(LedgerWrites(drafts=(replace(draft("g-2"), evidence=said + b"x"),)))
+    entries = await ledger.entries_after(0)
+    assert [b64decode(entries[0].evidence), entries[1].evidence] == [
+        said,
+        f"sha256:{hashlib.sha256(said + b'x').hexdigest()}",
+    ]
+    assert all(len(each.evidence) <= nouns.MAX_TEXT for each in entries)
+    assert first_break(entries, ledger.head) is None
+
+
+async def test_what_older_versions_wrote_as_evidence_is_taken(world: RegionFixture) -> None:
+    """An award with 80 gateways has 3,226 bytes."""
+    entry = LedgerEntry(1, Wall(0.5), "granted", "g-1", "us", "shop/ocr", "", "", b64encode(b"x" * 3226).decode(), "")
+    report = ReportContent((), (entry,))
+    assert nouns.decode(ReportContent, nouns.encode(report)) == report
+    for wrong in ({"evidence": "x" * (EVIDENCE_CHARS_TAKEN + 1)}, {"terms": "x" * (nouns.MAX_TEXT + 1)}):
+        with pytest.raises(ShoalError, match=Code.MESSAGE_INVALID):
+            nouns.decode(ReportContent, nouns.encode(ReportContent((), (replace(entry, **wrong),))))
+
+
+async def test_doctor_says_that_the_federation_refuses_reports(world: RegionFixture) -> None:
+    async def refusals() -> list[Refusal | None]:
+        checks = [check async for check in examine(world.region, world.store)]
+        return [check.refusal for check in checks if check.name == "the federation takes its reports"]
+
+    assert await refusals() == [], "it is in none"
+    refused = Refusal(Code.LEDGER_BROKEN, "entry 61", "the ledger that it showed before")
+    world.region.origin = cast("OriginController", SimpleNamespace(report_refusal=refused))
+    assert await refusals() == [refused]
 
 
 async def test_a_commit_that_was_not_answered_is_linked_to(

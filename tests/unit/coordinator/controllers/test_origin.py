@@ -13,9 +13,10 @@ from harness.fakes.peers import NOTHING, FakePeers, FakeRegion
 from harness.fakes.region import DIGEST, CountingIds, KnownModels
 from shoal.coordinator.api.views import agreements
 from shoal.coordinator.controllers.federation.access import FederationAccess
-from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger
+from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.federation.local_region import LocalPlacement
 from shoal.coordinator.controllers.federation.origin import TRADES, OriginController
+from shoal.coordinator.controllers.federation.reputation import ENTRY_CHARS_MOST
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.log.events import EventLog
 from shoal.coordinator.controllers.log.fencing import RegionFence
@@ -31,6 +32,7 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import (
     GatewayRef,
     Notice,
+    ReportContent,
     ServiceReport,
     ServiceState,
 )
@@ -476,6 +478,42 @@ async def test_an_award_whose_commit_got_no_answer_is_sent_only_once_it_is_known
     entries = await origin.ledger.entries_after(0)
     assert [entry.what for entry in entries] == ["awarded", "granted", "renewed"]
     assert first_break(entries, origin.ledger.head) is None
+
+
+async def test_deliveries_are_reported_though_the_ledger_is_refused(origin: Origin) -> None:
+    await origin.run(11.0)
+    assert origin.wire.copies != []
+    assert origin.trades.report_refusal is None
+    origin.wire.entries_refused = Code.MESSAGE_INVALID
+    lost = origin.trades.delegations[KEY].agreement
+    origin.wire.lost_requests.update(("award", "renew", "notify", "release"))
+    await origin.run(62.0)
+    assert [each.agreement for each in origin.wire.delivered_reports] == [lost]
+    assert origin.trades.reputation.unreported == ()
+    refusal = origin.trades.report_refusal
+    assert refusal is not None
+    assert refusal.code is Code.MESSAGE_INVALID
+    copies = len(origin.wire.copies)
+    origin.wire.entries_refused = None
+    await origin.run(21.0)
+    assert origin.trades.report_refusal is None
+    assert len(origin.wire.copies) > copies
+
+
+async def test_a_report_has_no_more_entries_than_a_message_may_carry(origin: Origin) -> None:
+    draft = LedgerDraft("noticed", "g-1", "a", "t/w", "", "t" * (ENTRY_CHARS_MOST // 3))
+    await origin.ledger.commit(LedgerWrites(drafts=(draft,) * 7))
+    reported = list[int]()
+    report = origin.wire.report
+
+    async def count(content: ReportContent) -> int:
+        reported.append(len(content.entries))
+        return await report(content)
+
+    origin.wire.report = count  # type: ignore[method-assign]
+    await origin.run(60.0)
+    assert max(reported) == 2
+    assert len(origin.wire.copies) > 2
 
 
 async def test_a_noticed_agreement_is_replaced_before_it_leaves_the_routes(origin: Origin) -> None:

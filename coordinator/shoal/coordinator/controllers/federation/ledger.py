@@ -5,7 +5,6 @@ detectable. A truncated end is detected because every counterpart keeps the last
 """
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.ports import Clock, StaleRevision, Store, StoreRecord
-from shoal.types.chain import LedgerEntry, digest, first_break
+from shoal.types.chain import LedgerEntry, digest, first_break, show_evidence
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Wall
 
@@ -159,7 +158,7 @@ class Ledger:
                 workload=draft.workload,
                 code=draft.code,
                 terms=draft.terms,
-                evidence=b64encode(draft.evidence).decode(),
+                evidence=show_evidence(draft.evidence),
                 previous=previous,
             )
             written[_key(number)] = codec.dump(entry)

@@ -261,6 +261,11 @@ class OriginController:
         return self._reputation.current
 
     @property
+    def report_refusal(self) -> Refusal | None:
+        """Why the federation refuses this region's reports; None: it does not."""
+        return self._reputation.report_refusal
+
+    @property
     def calls(self) -> set[asyncio.Task[None]]:
         """Calls to other regions in progress."""
         return self._calls.tasks

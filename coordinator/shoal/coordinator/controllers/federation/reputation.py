@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import reduce
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ from shoal.coordinator.controllers.runner import Transition, TransitionRunner
 from shoal.coordinator.core.negotiation import reputation
 from shoal.coordinator.core.negotiation.model import OriginAgreement, RecordDelivery, TradeEffect
 from shoal.coordinator.ports import FederationLink
-from shoal.types.agreement import Delivered, ServiceReport
-from shoal.types.codes import ShoalError
+from shoal.types.agreement import Delivered, ReportContent, ServiceReport
+from shoal.types.chain import LedgerEntry
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Elapsed, Seconds
 
 REPUTATION: Final = "reputation"
@@ -26,6 +27,8 @@ REPORTS_MOST: Final = 1000
 REPORT_INTERVAL_S: Final = Seconds(10.0)
 ENTRIES_MOST: Final = 200
 """Ledger entries in one report. Every REPORT_INTERVAL_S the federation gets deliveries and copies of entries."""
+ENTRY_CHARS_MOST: Final = 2**19
+"""Characters of all texts of these, so that a report stays below the 4 MiB of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,10 @@ class ReputationRepository:
         self._report_at = Elapsed(-math.inf)
         self._next_entry: int | None = None
         """Sequence of the first ledger entry that the federation lacks; None before the first report."""
+        self._is_without_entries = False
+        """Whether the newest report had deliveries alone, because the one before it was refused."""
+        self.report_refusal: Refusal | None = None
+        """Why the federation refuses this region's reports of its ledger; None: it does not."""
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
@@ -118,22 +125,38 @@ class ReputationRepository:
 
     async def _report(self, federation: FederationLink) -> None:
         unreported = self.current.unreported
-        entries = (
-            await self._ledger.entries_after(self._next_entry - 1, ENTRIES_MOST) if self._next_entry is not None else ()
+        # Every other report after a refused one has no entries, so that deliveries count whatever the ledger holds.
+        alone = self._is_without_entries = bool(
+            self.report_refusal is not None and unreported and not self._is_without_entries
         )
+        entries = () if alone else await self._next_entries()
         if self._next_entry is not None and not unreported and not entries:
             return
         try:
             async with asyncio.timeout(FEDERATION_S):
-                self._next_entry = max(1, await federation.report(unreported, entries))
-        except (TimeoutError, ShoalError):
+                self._next_entry = max(1, await federation.report(ReportContent(unreported, entries)))
+        except (TimeoutError, ShoalError) as error:
             self._meter.count(metrics.REPORTS_FAILED)
+            if isinstance(error, ShoalError) and error.code is not Code.FEDERATION_UNREACHABLE:
+                self.report_refusal = error.refusal
             return
+        self.report_refusal = self.report_refusal if alone else None
         if unreported:
             reported = frozenset(unreported)
             await self._update(
                 lambda now: replace(now, unreported=tuple(each for each in now.unreported if each not in reported))
             )
+
+    async def _next_entries(self) -> tuple[LedgerEntry, ...]:
+        """The entries that the federation lacks, as many as one report may have; none before the first report."""
+        if self._next_entry is None:
+            return ()
+        entries, chars = await self._ledger.entries_after(self._next_entry - 1, ENTRIES_MOST), 0
+        for count, entry in enumerate(entries):
+            chars += sum(len(value) for value in astuple(entry) if isinstance(value, str))
+            if count and chars > ENTRY_CHARS_MOST:
+                return entries[:count]
+        return entries
 
     async def _update(self, change: Callable[[Reputation], Reputation]) -> None:
         def step() -> Transition[LedgerWrites, None]:

@@ -50,8 +50,8 @@ class HealthCheck:
 
 
 async def examine(region: RegionalCoordinator, store: Store, compute: Compute = inline) -> AsyncIterator[HealthCheck]:
-    """Checks store, audit log, ledger, invariants and gateway of the region; then each of its nodes. compute: runs
-    what reads a whole log or the whole region.
+    """Checks store, audit log, ledger, reports, invariants and gateway of the region; then each of its nodes. compute:
+    runs what reads a whole log or the whole region.
     """
     yield HealthCheck(REGION, "the store is its newest state", region.restore_reason)
     yield HealthCheck(REGION, "the store takes writes", region.write_refusal)
@@ -61,6 +61,8 @@ async def examine(region: RegionalCoordinator, store: Store, compute: Compute = 
     yield HealthCheck(REGION, f"{len(entries)} audit entries follow from each other", refusal)
     broken = await region.ledger.verify(region.peer_heads, compute)
     yield HealthCheck(REGION, "the ledger is as it was written", broken)
+    if region.origin is not None:
+        yield HealthCheck(REGION, "the federation takes its reports", region.origin.report_refusal)
     violations = await compute(partial(check, region.workloads.snapshot()))
     if not violations:
         yield HealthCheck(REGION, "the invariants hold", None)
