@@ -194,3 +194,6 @@ class ReportContent:
 
     delivered: tuple[Delivered, ...]
     entries: tuple[LedgerEntry, ...]
+    # History of the store that the entries are from; empty: not told, because the region is of an older version. A
+    # region whose store was restored goes on under another one, and so does another region of the same name.
+    history: str = ""

@@ -102,6 +102,7 @@ _FEDERATION: Final = {
     "REGION_JOINED": "A region joined this federation.",
     "REGION_CHANGED": "A region's address changed.",
     "REGION_LEFT": "A region left this federation.",
+    "LEDGER_RESTARTED": "A region's ledger is copied anew, since its store has another history; the old copies stay.",
     "SOLICITED": "Other regions were asked who would run a workload.",
     "BID": "A region made an offer.",
     "COUNTERED": "A region made an offer that meets the policy only with a change.",

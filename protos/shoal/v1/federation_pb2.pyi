@@ -1174,6 +1174,8 @@ class ReportContent(_message.Message):
 
     DELIVERED_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    history: _builtins.str
     @_builtins.property
     def delivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivered]: ...
     @_builtins.property
@@ -1183,10 +1185,11 @@ class ReportContent(_message.Message):
         *,
         delivered: _abc.Iterable[Global___Delivered] | None = ...,
         entries: _abc.Iterable[Global___LedgerEntry] | None = ...,
+        history: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "entries", b"entries", "history", b"history"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,14 +12,16 @@ from harness.builders.federation_members import advertisement, capacity, member
 from harness.builders.negotiation import offer, solicitation
 from harness.fakes.region import SteppedClock
 from harness.wait import until
+from shoal.coordinator import codec
 from shoal.coordinator.controllers.federation.service import (
     ASKERS,
+    CHAIN_BURST,
     COPIES,
     COPIES_KEPT,
     SOLICITATION_BURST,
     FederationController,
 )
-from shoal.coordinator.controllers.log.events import EventLog
+from shoal.coordinator.controllers.log.events import EVENTS, EventLog, LogEvent
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.ports import (
     Compacted,
@@ -294,6 +296,97 @@ async def test_the_oldest_copies_go_and_the_chain_goes_on(world: World) -> None:
     assert await again.report(signed_message("eu", ReportContent((), entries[7:]))) == 10
     assert tuple(await again.copies("eu", 2)) == entries[7:]
     assert tuple(await again.copies("eu", 100)) == entries[6:]
+
+
+def restored(entries: tuple[LedgerEntry, ...], kept: int, count: int) -> tuple[LedgerEntry, ...]:
+    """The ledger of a region whose store was an old copy, with `kept` entries: it goes on otherwise than before."""
+    found = list(entries[:kept])
+    while len(found) < count:
+        found.append(replace(found[-1], sequence=len(found) + 1, agreement="other", previous=digest(found[-1])))
+    return tuple(found)
+
+
+async def report_all(federation: FederationController, entries: tuple[LedgerEntry, ...], history: str) -> None:
+    """As a region does: it asks first what is lacking."""
+    lacking = await federation.report(signed_message("eu", ReportContent((), (), history)))
+    for _ in range(3):
+        content = ReportContent((), entries[lacking - 1 :], history)
+        lacking = await federation.report(signed_message("eu", content))
+    assert lacking == len(entries) + 1
+
+
+async def restarted(world: World) -> list[str]:
+    events = [codec.load(LogEvent, each.value) for each in await world.store.scan(EVENTS)]
+    return [event.subject for event in events if event.code == "LEDGER_RESTARTED"]
+
+
+async def test_a_restored_region_reports_again_and_its_old_ledger_is_kept(world: World) -> None:
+    federation = await join_regions(world, "eu", "us")
+    before = chain(60)
+    after = restored(before, 50, 61)
+    await report_all(federation, before, "first")
+    await report_all(federation, after[:55], "second")
+    await report_all(federation, after, "second")
+    assert tuple(await federation.copies("eu", 100)) == after
+    assert await restarted(world) == ["eu"]
+    kept = [codec.load(LedgerEntry, each.value) for each in await world.store.scan(f"{COPIES}eu/")]
+    assert tuple(kept) == before
+    forged = replace(after[-1], sequence=62, previous="0" * 64)
+    content = ReportContent((), (forged,), "second")
+    assert await refusal_of(federation.report(signed_message("eu", content))) is Code.LEDGER_BROKEN
+    third = restored(before, 3, 6)
+    await report_all(federation, third, "third")
+    assert tuple(await federation.copies("eu", 100)) == third
+    assert tuple(await (await world.replica()).copies("eu", 100)) == third
+
+
+async def test_deliveries_count_in_the_report_that_begins_another_ledger(world: World) -> None:
+    federation = await join_regions(world, "eu", "us")
+    await report_all(federation, chain(3), "first")
+    delivered = Delivered("us", "a-1", Seconds(0.1), Seconds(0.05), 100, False)
+    content = ReportContent((delivered,), (), "second")
+    assert await federation.report(signed_message("eu", content)) == 1
+    assert federation._state.deliveries_to("eu", "us") == (delivered,)
+
+
+async def test_a_region_that_tells_its_history_from_now_on_goes_on_or_begins_anew(world: World) -> None:
+    """It was of an older version before: what it reported counts where its ledger goes on."""
+    federation = await join_regions(world, "eu", "us")
+    before = chain(6)
+    await report_all(federation, before[:4], "")
+    await report_all(federation, before[:5], "first")
+    await report_all(federation, before, "first")
+    assert await restarted(world) == []
+    await federation.remove("us")
+    other = await join_regions(world, "us")
+    assert await other.report(signed_message("us", ReportContent((), before[:4]))) == 5
+    fork = restored(before, 2, 5)
+    assert await other.report(signed_message("us", ReportContent((), fork[4:], "restored"))) == 1
+    assert await other.report(signed_message("us", ReportContent((), fork, "restored"))) == 6
+    assert await restarted(world) == ["us"]
+
+
+@pytest.mark.parametrize("history", ["", "another"])
+async def test_another_region_of_a_name_that_is_free_again_reports_from_its_first_entry(
+    world: World, history: str
+) -> None:
+    federation = await join_regions(world, "eu", "us")
+    await report_all(federation, chain(60), "first" if history else "")
+    await federation.remove("eu", "operator")
+    await federation.admit(member("eu", roots=("another CA",)))
+    other = restored(chain(3), 1, 3)
+    await report_all(federation, other, history)
+    assert tuple(await federation.copies("eu", 100)) == other
+
+
+async def test_a_region_begins_few_ledgers(world: World) -> None:
+    federation = await join_regions(world, "eu", "us")
+    await report_all(federation, chain(2), "0")
+    for number in range(1, 1 + int(CHAIN_BURST)):
+        await report_all(federation, chain(2), str(number))
+    content = ReportContent((), (), "more")
+    assert await refusal_of(federation.report(signed_message("eu", content))) is Code.OVERLOADED
+    assert len(await world.store.scan(COPIES)) == 4, "of two ledgers"
 
 
 async def test_replicas_learn_what_the_others_wrote(world: World) -> None:

@@ -162,6 +162,7 @@ class Origin:
     wire: FakePeers
     ledger: Ledger
     events: EventLog
+    fence: RegionFence
     trades: OriginController
 
     @classmethod
@@ -192,7 +193,7 @@ class Origin:
             on_change=lambda: None,
         )  # fmt: skip
         await trades.start()
-        return cls(store, time, ids, home, wire, ledger, events, trades)
+        return cls(store, time, ids, home, wire, ledger, events, truth, trades)
 
     async def run(self, seconds: float = 1.0, step: float = 0.25) -> None:
         """So long, by ticks; what is under way is heard before the next."""
@@ -514,6 +515,26 @@ async def test_a_report_has_no_more_entries_than_a_message_may_carry(origin: Ori
     await origin.run(60.0)
     assert max(reported) == 2
     assert len(origin.wire.copies) > 2
+
+
+async def test_in_another_history_of_its_store_it_asks_again_what_the_federation_lacks(origin: Origin) -> None:
+    reports = list[ReportContent]()
+    report = origin.wire.report
+
+    async def keep(content: ReportContent) -> int:
+        reports.append(content)
+        return await report(content)
+
+    origin.wire.report = keep  # type: ignore[method-assign]
+    await origin.run(22.0)
+    first = origin.ledger.history
+    assert {each.history for each in reports} == {first}
+    assert [len(each.entries) > 0 for each in reports[:2]] == [False, True]
+    seen = len(reports)
+    await origin.fence.open_history("the store is an old copy")
+    await origin.run(11.0)
+    assert reports[seen] == ReportContent((), (), origin.ledger.history)
+    assert origin.ledger.history != first
 
 
 async def test_a_noticed_agreement_is_replaced_before_it_leaves_the_routes(origin: Origin) -> None:

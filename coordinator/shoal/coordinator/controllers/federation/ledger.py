@@ -93,6 +93,11 @@ class Ledger:
             self._heads[head.region] = head
 
     @property
+    def history(self) -> str:
+        """History of the store: of another one another ledger may have the same numbers."""
+        return self._fence.history
+
+    @property
     def head(self) -> str:
         """Digest of the newest entry, for counterparts to keep; empty before the first."""
         return self._head

@@ -66,6 +66,8 @@ class ReputationRepository:
         self._report_at = Elapsed(-math.inf)
         self._next_entry: int | None = None
         """Sequence of the first ledger entry that the federation lacks; None before the first report."""
+        self._history = ""
+        """History of the store that this counts in: in another one the federation may lack other entries."""
         self._is_without_entries = False
         """Whether the newest report had deliveries alone, because the one before it was refused."""
         self.report_refusal: Refusal | None = None
@@ -125,6 +127,8 @@ class ReputationRepository:
 
     async def _report(self, federation: FederationLink) -> None:
         unreported = self.current.unreported
+        if self._history != self._ledger.history:
+            self._history, self._next_entry = self._ledger.history, None
         # Every other report after a refused one has no entries, so that deliveries count whatever the ledger holds.
         alone = self._is_without_entries = bool(
             self.report_refusal is not None and unreported and not self._is_without_entries
@@ -134,7 +138,7 @@ class ReputationRepository:
             return
         try:
             async with asyncio.timeout(FEDERATION_S):
-                self._next_entry = max(1, await federation.report(ReportContent(unreported, entries)))
+                self._next_entry = max(1, await federation.report(ReportContent(unreported, entries, self._history)))
         except (TimeoutError, ShoalError) as error:
             self._meter.count(metrics.REPORTS_FAILED)
             if isinstance(error, ShoalError) and error.code is not Code.FEDERATION_UNREACHABLE:

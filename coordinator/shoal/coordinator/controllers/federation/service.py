@@ -61,6 +61,13 @@ COPIES: Final = "copies/"
 """Copies of the regions' ledger entries: `copies/REGION/NNNN`."""
 LAST_COPIES: Final = "copied/"
 """Newest copied entry of each region, which the next entry must follow."""
+CHAINS: Final = "chains/"
+"""Which ledger of each region is copied now (`CopiedChain`)."""
+CHAIN_BURST: Final = 3.0
+CHAINS_PER_S: Final = 1 / 3600
+"""Ledgers that a region may begin: it is restored seldom, and each is an event."""
+CLEARED_AT_ONCE: Final = 100
+"""Old copies deleted in one transaction: etcd takes 128 operations."""
 COPIES_KEPT: Final = 10_000
 """Newest entries kept of each region's ledger."""
 SOLICITATION_BURST: Final = 500.0
@@ -76,6 +83,24 @@ class Deliveries:
     """What one origin reported of one delegate, oldest first."""
 
     delivered: tuple[Delivered, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedChain:
+    """The ledger of a region that is copied now.
+
+    A region whose store was restored has another one, which begins as the old one did. The copies of the one before are
+    kept beside it.
+    """
+
+    # 0 or 1: where its copies are. Those of the one before are at the other place.
+    place: int = 0
+    # History of the region's store, as it said; empty: it says none, because it is of an older version.
+    history: str = ""
+
+    def name(self, region: str) -> str:
+        """Name that its copies have in the store, which no region has."""
+        return f"{region}@1" if self.place else region
 
 
 class FederationController:
@@ -107,6 +132,7 @@ class FederationController:
         self._state = FederationState()
         self._revision = 0
         self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
+        self._chain_limits = RateLimiter(CHAIN_BURST, CHAINS_PER_S, REGIONS_MOST)
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
@@ -182,9 +208,10 @@ class FederationController:
         """Raises ShoalError(REGION_UNKNOWN)."""
         self._require_member(region)
         event = LogEvent("REGION_LEFT", region, "", by or region)
-        await self._events.commit(
-            {}, deletes=(MEMBERS + region, ADVERTISEMENTS + region, ADMISSIONS + region), events=[event]
-        )
+        # Whoever joins under this name may have another ledger, or another store.
+        ledgers = (CHAINS + region, *(LAST_COPIES + CopiedChain(place).name(region) for place in (0, 1)))
+        deletes = (MEMBERS + region, ADVERTISEMENTS + region, ADMISSIONS + region, *ledgers)
+        await self._events.commit({}, deletes=deletes, events=[event])
         self._state = self._state.without(region)
 
     async def expel(self, region: str, by: str) -> None:
@@ -233,8 +260,8 @@ class FederationController:
     async def report(self, heard: VerifiedMessage[ReportContent]) -> int:
         """Returns the sequence of the first ledger entry that is lacking.
 
-        Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN | CONFLICT); CONFLICT if reports to several replicas keep
-        colliding.
+        Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN | OVERLOADED | CONFLICT); CONFLICT if reports to several
+        replicas keep colliding.
         """
         self._require_member(heard.signer)
         for _ in range(ATTEMPTS):
@@ -259,21 +286,31 @@ class FederationController:
                 known = stored.delivered if stored is not None else ()
             deliveries[each.region] = merge_deliveries(known, (each,))
             puts[key] = codec.dump(Deliveries(deliveries[each.region]))
-        last, fresh = await held.read(LedgerEntry, LAST_COPIES + by), list[LedgerEntry]()
+        chain = await held.read(CopiedChain, CHAINS + by) or CopiedChain()
+        if chain.history and report.history and chain.history != report.history:
+            await self._begin_chain(by, report.history, chain, held.revisions[CHAINS + by])
+            return await self._report(by, replace(report, entries=()))
+        name = chain.name(by)
+        last, fresh = await held.read(LedgerEntry, LAST_COPIES + name), list[LedgerEntry]()
         for entry in report.entries:
             if last is not None and entry.sequence <= last.sequence:
                 continue
             if last is not None and (entry.sequence, entry.previous) != (last.sequence + 1, digest(last)):
                 if entry.sequence == last.sequence + 1:
-                    raise self._ledger_error(by, entry)
+                    if report.history == chain.history:
+                        raise self._ledger_error(by, entry)
+                    await self._begin_chain(by, report.history, chain, held.revisions[CHAINS + by])
+                    return await self._report(by, replace(report, entries=()))
                 break  # a gap: the return value requests the missing entries
-            puts[_copy(by, entry.sequence)] = puts[LAST_COPIES + by] = codec.dump(entry)
+            puts[_copy(name, entry.sequence)] = puts[LAST_COPIES + name] = codec.dump(entry)
             if entry.sequence > self._kept:
-                gone = _copy(by, entry.sequence - self._kept)
+                gone = _copy(name, entry.sequence - self._kept)
                 puts.pop(gone, None)
                 old.append(gone)
             fresh.append(entry)
             last = entry
+        if fresh and report.history not in ("", chain.history):
+            puts[CHAINS + by] = codec.dump(replace(chain, history=report.history))
         members = self._state.members
         known_askers = await held.read(LedgerStandings, ASKERS + by) or LedgerStandings()
         askers = standing.with_entries(
@@ -292,10 +329,43 @@ class FederationController:
     async def copies(self, region: str, limit: int) -> Iterator[LedgerEntry]:
         """The newest entries of a region's ledger, oldest first. Each is parsed when it is taken: thousands at once
         would hold the loop."""
-        last = await self._last_copy(region)
-        after = _copy(region, max(0, last.sequence - limit) if last is not None else 0)
-        found = await self._store.scan(f"{COPIES}{region}/", after=after) if last is not None else ()
-        return (codec.load(LedgerEntry, record.value) for record in found)
+        held = _TrackedReads(self._store)
+        name = (await held.read(CopiedChain, CHAINS + region) or CopiedChain()).name(region)
+        last = await held.read(LedgerEntry, LAST_COPIES + name)
+        if last is None:
+            return iter(())
+        found = await self._store.scan(f"{COPIES}{name}/", after=_copy(name, max(0, last.sequence - limit)))
+        newest = _copy(name, last.sequence)  # of a region that left there may be others
+        return (codec.load(LedgerEntry, record.value) for record in found if record.key <= newest)
+
+    async def _begin_chain(self, region: str, history: str, before: CopiedChain, revision: int) -> None:
+        """From now on the region's ledger is copied anew, beside the copies of the one before. revision: of the one
+        before in the store.
+
+        Raises StaleRevision, ShoalError(OVERLOADED | STORE_FULL | STORE_UNAVAILABLE).
+        """
+        now = self._clock.now()
+        bucket = self._chain_limits.bucket_of(region, now)
+        if not bucket.allows(now):
+            found, most = f"another ledger of {region} again", f"{CHAINS_PER_S * 3600:g} an hour"
+            raise refuse(Code.OVERLOADED, found, most, "look there why its store has another history: shoal events")
+        chain = CopiedChain(1 - before.place, history)
+        name = chain.name(region)
+        while old := await self._store.scan(f"{COPIES}{name}/", limit=CLEARED_AT_ONCE):
+            await self._events.commit_unfenced(Transaction(deletes=tuple(each.key for each in old)))
+        event = LogEvent(
+            "LEDGER_RESTARTED",
+            region,
+            f"its store has history {history[:80] or '(not told)'} after {before.history or '(not told)'}",
+            region,
+        )
+        await self._events.commit(
+            {CHAINS + region: codec.dump(chain)},
+            deletes=(LAST_COPIES + name,),
+            expect={CHAINS + region: revision},
+            events=[event],
+        )
+        bucket.spend(now)
 
     def _spend(self, region: str, believed: float) -> None:
         """Charges one solicitation to the region's rate limit; a lower standing costs more. believed: its standing."""
@@ -314,10 +384,6 @@ class FederationController:
             "the ledger that it showed before",
             "look at it there: shoal doctor",
         )
-
-    async def _last_copy(self, region: str) -> LedgerEntry | None:
-        found = await self._store.read(LAST_COPIES + region)
-        return codec.load(LedgerEntry, found.value) if found is not None else None
 
     async def _ask(self, member: Member, asked: bytes, solicitation: Solicitation) -> VerifiedMessage[Answer] | None:
         try:
