@@ -298,7 +298,7 @@ async def test_the_oldest_copies_go_and_the_chain_goes_on(world: World) -> None:
     assert tuple(await again.copies("eu", 100)) == entries[6:]
 
 
-def restored(entries: tuple[LedgerEntry, ...], kept: int, count: int) -> tuple[LedgerEntry, ...]:
+def fork_of(entries: tuple[LedgerEntry, ...], kept: int, count: int) -> tuple[LedgerEntry, ...]:
     """The ledger of a region whose store was an old copy, with `kept` entries: it goes on otherwise than before."""
     found = list(entries[:kept])
     while len(found) < count:
@@ -315,7 +315,7 @@ async def report_all(federation: FederationController, entries: tuple[LedgerEntr
     assert lacking == len(entries) + 1
 
 
-async def restarted(world: World) -> list[str]:
+async def regions_with_another_ledger(world: World) -> list[str]:
     events = [codec.load(LogEvent, each.value) for each in await world.store.scan(EVENTS)]
     return [event.subject for event in events if event.code == "LEDGER_RESTARTED"]
 
@@ -323,18 +323,18 @@ async def restarted(world: World) -> list[str]:
 async def test_a_restored_region_reports_again_and_its_old_ledger_is_kept(world: World) -> None:
     federation = await join_regions(world, "eu", "us")
     before = chain(60)
-    after = restored(before, 50, 61)
+    after = fork_of(before, 50, 61)
     await report_all(federation, before, "first")
     await report_all(federation, after[:55], "second")
     await report_all(federation, after, "second")
     assert tuple(await federation.copies("eu", 100)) == after
-    assert await restarted(world) == ["eu"]
+    assert await regions_with_another_ledger(world) == ["eu"]
     kept = [codec.load(LedgerEntry, each.value) for each in await world.store.scan(f"{COPIES}eu/")]
     assert tuple(kept) == before
     forged = replace(after[-1], sequence=62, previous="0" * 64)
     content = ReportContent((), (forged,), "second")
     assert await refusal_of(federation.report(signed_message("eu", content))) is Code.LEDGER_BROKEN
-    third = restored(before, 3, 6)
+    third = fork_of(before, 3, 6)
     await report_all(federation, third, "third")
     assert tuple(await federation.copies("eu", 100)) == third
     assert tuple(await (await world.replica()).copies("eu", 100)) == third
@@ -356,14 +356,14 @@ async def test_a_region_that_tells_its_history_from_now_on_goes_on_or_begins_ane
     await report_all(federation, before[:4], "")
     await report_all(federation, before[:5], "first")
     await report_all(federation, before, "first")
-    assert await restarted(world) == []
+    assert await regions_with_another_ledger(world) == []
     await federation.remove("us")
     other = await join_regions(world, "us")
     assert await other.report(signed_message("us", ReportContent((), before[:4]))) == 5
-    fork = restored(before, 2, 5)
+    fork = fork_of(before, 2, 5)
     assert await other.report(signed_message("us", ReportContent((), fork[4:], "restored"))) == 1
     assert await other.report(signed_message("us", ReportContent((), fork, "restored"))) == 6
-    assert await restarted(world) == ["us"]
+    assert await regions_with_another_ledger(world) == ["us"]
 
 
 @pytest.mark.parametrize("history", ["", "another"])
@@ -374,7 +374,7 @@ async def test_another_region_of_a_name_that_is_free_again_reports_from_its_firs
     await report_all(federation, chain(60), "first" if history else "")
     await federation.remove("eu", "operator")
     await federation.admit(member("eu", roots=("another CA",)))
-    other = restored(chain(3), 1, 3)
+    other = fork_of(chain(3), 1, 3)
     await report_all(federation, other, history)
     assert tuple(await federation.copies("eu", 100)) == other
 

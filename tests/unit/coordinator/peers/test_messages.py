@@ -21,7 +21,7 @@ NOW = Wall(1_800_000_000.0)
 HOME, AWAY = "us-east", "eu-west"
 
 
-class Signed:
+class TwoRegions:
     """Messages of one region to another, signed and verified."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,14 +35,14 @@ class Signed:
     def roots_of(self, region: str) -> tuple[str, ...]:
         return self._roots[region]
 
-    def hear(self, noun: object, kind: type, *, by: str = AWAY, to: str = HOME) -> object:
+    def verify(self, noun: object, kind: type, *, by: str = AWAY, to: str = HOME) -> object:
         said = self.sign(noun, by=by, to=to)
         return verify_message(said, kind, to=to, roots_of=self.roots_of, wall=NOW).content
 
     def sign(self, noun: object, *, by: str = AWAY, to: str = HOME) -> federation_pb2.Said:
         return self._signers[by].sign(noun, to)
 
-    def hear_bid(self, hold_s: float) -> object:
+    def verify_bid(self, hold_s: float) -> object:
         asked = solicitation()
         bid = replace(offer(), region=AWAY, solicitation=asked.id, round=asked.round, hold_s=Seconds(hold_s))
         said = self._signers[AWAY].sign(bid, asked.origin)
@@ -50,21 +50,21 @@ class Signed:
 
 
 @pytest.fixture
-def signed(tmp_path: Path) -> Signed:
-    return Signed(tmp_path)
+def regions(tmp_path: Path) -> TwoRegions:
+    return TwoRegions(tmp_path)
 
 
-def refusal_code(hear: Callable[[], object]) -> Code:
+def refusal_code(verify: Callable[[], object]) -> Code:
     with pytest.raises(ShoalError) as refused:
-        hear()
+        verify()
     return refused.value.code
 
 
-def test_an_answer_that_nobody_means_is_refused_before_it_is_read(signed: Signed) -> None:
-    said = signed.sign(grant(30.0))
+def test_an_answer_that_nobody_means_is_refused_before_it_is_read(regions: TwoRegions) -> None:
+    said = regions.sign(grant(30.0))
     said.MergeFromString(b"\xfa\x3f" + b"\x80\x80\x04" + b"x" * ANSWER_BYTES)  # a field that there is not
     assert refusal_code(lambda: check_reply(said, AWAY)) is Code.TOO_LARGE
-    check_reply(signed.sign(grant(30.0)), AWAY)
+    check_reply(regions.sign(grant(30.0)), AWAY)
 
 
 def grant(lease_s: float) -> Grant:
@@ -72,9 +72,9 @@ def grant(lease_s: float) -> Grant:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0])
-def test_a_time_that_is_none_is_refused_in_requests_and_answers(signed: Signed, wrong: float) -> None:
-    assert signed.hear(grant(30.0), Grant) == grant(30.0)
-    assert refusal_code(lambda: signed.hear(grant(wrong), Grant)) is Code.MESSAGE_INVALID
-    assert refusal_code(lambda: signed.hear(notice(wrong), Notice, by=HOME, to=AWAY)) is Code.MESSAGE_INVALID
-    assert signed.hear_bid(10.0)
-    assert refusal_code(lambda: signed.hear_bid(wrong)) is Code.MESSAGE_INVALID
+def test_a_time_that_is_none_is_refused_in_requests_and_answers(regions: TwoRegions, wrong: float) -> None:
+    assert regions.verify(grant(30.0), Grant) == grant(30.0)
+    assert refusal_code(lambda: regions.verify(grant(wrong), Grant)) is Code.MESSAGE_INVALID
+    assert refusal_code(lambda: regions.verify(notice(wrong), Notice, by=HOME, to=AWAY)) is Code.MESSAGE_INVALID
+    assert regions.verify_bid(10.0)
+    assert refusal_code(lambda: regions.verify_bid(wrong)) is Code.MESSAGE_INVALID

@@ -55,7 +55,7 @@ def grant(state: WorkloadTrade, lease_s: float) -> Grant:
     return Grant(state.phase.award.agreement, "bid-a", "a", Seconds(lease_s), ())
 
 
-def renewed(state: WorkloadTrade, lease_s: float) -> Renewed:
+def renewal_answer(state: WorkloadTrade, lease_s: float) -> Renewed:
     agreement = trade.live_agreements(state)[0]
     return Renewed(agreement.id, agreement.nonce, Seconds(lease_s), ServiceState.READY, REPORT, (), "")
 
@@ -90,7 +90,10 @@ def test_a_head_of_a_ledger_or_a_serial_number_that_is_none_is_refused() -> None
     """The federation would refuse whoever advertises such a head as another region's."""
     said = answer_to_a_renewal(ledger_head="0f" * 32, revoked=tuple(map(str, range(REVOKED_MOST))))
     assert message_refusal(said) is None
-    for wrong in ({"ledger_head": "head"}, {"revoked": ("0x1",)}, {"revoked": ("1",) * (REVOKED_MOST + 1)}):
+    cases: list[dict[str, Any]] = [
+        {"ledger_head": "head"}, {"revoked": ("0x1",)}, {"revoked": ("1",) * (REVOKED_MOST + 1)}
+    ]  # fmt: skip
+    for wrong in cases:
         for message in (replace(said, **wrong), delegate.renewal(1, **wrong)):
             refusal = message_refusal(message)
             assert refusal is not None, wrong
@@ -113,7 +116,7 @@ def test_a_trade_and_a_bid_keep_no_more_of_them() -> None:
     state = advance(advance(WorkloadTrade(KEY), SHORT, 0.0), RoundAnswered("t-1", 1, (offer("a"),), terms()), 0.1)
     state = advance(state, AwardGranted(replace(grant(state, 30.0), gateways=many(1000)), Elapsed(0.2)), 0.3)
     assert trade.live_agreements(state)[0].gateways == many(GATEWAYS_MOST)
-    state = advance(state, RenewalConfirmed(replace(renewed(state, 30.0), gateways=many(999)[1:])), 0.4)
+    state = advance(state, RenewalConfirmed(replace(renewal_answer(state, 30.0), gateways=many(999)[1:])), 0.4)
     assert trade.live_agreements(state)[0].gateways == many(GATEWAYS_MOST + 1)[1:]
     bid: hold.BidState = hold.HeldBid(delegate.solicitation(), delegate.offer(), (), Elapsed(10.0))
     asked = hold.RenewalReceived(delegate.renewal(1, gateways=many(1000)))
@@ -168,7 +171,7 @@ def test_no_time_of_a_trade_is_nan(hold_s: float, load_s: float, told: list[tupl
         elif trade.live_agreements(state):
             tell(SHORT)
             if kind == "renewed" and trade.live_agreements(state):
-                again = renewed(state, seconds)
+                again = renewal_answer(state, seconds)
                 tell(RenewalConfirmed(again), again)
             elif trade.live_agreements(state):
                 end = notice(state, seconds)
