@@ -319,7 +319,7 @@ class DelegationSpec(DocumentPart):
         description="By how much another region's offer must be better, with `when-better`.",
         examples=["15%"],
     )
-    to: Many[Pattern] = Field(
+    to: Annotated[Many[Pattern], Field(max_length=64)] = Field(
         default=(),
         description="Names of regions that may run it, `*` for any part; without it, any region.",
         examples=[["eu-*"]],

@@ -8,7 +8,7 @@ import structlog
 from shoal.coordinator.api.enrol import answer_or_abort
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.identity.enrolment import REGION, Enrolment
-from shoal.coordinator.core.federation.rules import check_member
+from shoal.coordinator.core.federation.rules import SOLICITATION_BYTES, check_member
 from shoal.coordinator.ports import Clock, RotatingAuthority, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.codes import Code, ShoalError, refuse
@@ -54,6 +54,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         )
 
     async def Solicit(self, request: federation_pb2.Said, context: Any) -> federation_pb2.SolicitReply:
+        if len(request.content) > SOLICITATION_BYTES:
+            found, most = f"{len(request.content)} bytes", f"at most {SOLICITATION_BYTES}"
+            raise refuse(Code.TOO_LARGE, found, most, "ask for fewer models in one policy")
         heard = self._verify(request, Solicitation, context, to=signed_envelope.ANYONE)
         answers = await self._controller.solicit(heard)
         return federation_pb2.SolicitReply(answers=[federation_pb2.Said.FromString(each.evidence) for each in answers])

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from harness.builders.negotiation import offer, solicitation
 from harness.fakes.region import SteppedClock
 from harness.wait import until
 from shoal.coordinator import codec
+from shoal.coordinator.api.federation import FederationService
 from shoal.coordinator.controllers.federation.service import (
     ASKERS,
     CHAIN_BURST,
@@ -23,8 +24,10 @@ from shoal.coordinator.controllers.federation.service import (
 )
 from shoal.coordinator.controllers.log.events import EVENTS, EventLog, LogEvent
 from shoal.coordinator.controllers.region.region import NoMeter
+from shoal.coordinator.core.federation.rules import SOLICITATION_BYTES
 from shoal.coordinator.ports import (
     Compacted,
+    RotatingAuthority,
     SpanExporter,
     StaleRevision,
     StoreChange,
@@ -39,6 +42,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Answer, Member
 from shoal.types.trace import Span
 from shoal.types.units import Seconds, Wall
+from shoal.v1 import federation_pb2
 
 T = TypeVar("T")
 
@@ -479,3 +483,10 @@ async def _flood(federation: FederationController, origin: str) -> Refusal | Non
     except ShoalError as refused:
         return refused.refusal
     return None
+
+
+async def test_a_solicitation_that_no_delegate_would_take_is_not_read(world: World) -> None:
+    service = FederationService("fed", await world.replica(), world.clock, cast(RotatingAuthority, None))
+    with pytest.raises(ShoalError) as refused:
+        await service.Solicit(federation_pb2.Said(content=bytes(SOLICITATION_BYTES + 1)), None)
+    assert refused.value.code is Code.TOO_LARGE

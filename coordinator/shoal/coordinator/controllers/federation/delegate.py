@@ -28,6 +28,7 @@ from shoal.coordinator.controllers.federation.standings import REGIONS_MOST, Sta
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Guest
+from shoal.coordinator.core.federation.rules import SOLICITATION_BYTES
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.bid import answer_solicitation
 from shoal.coordinator.core.negotiation.hold import BidState, GrantedBid, HeldBid, HoldTerms, StoppingBid
@@ -46,7 +47,6 @@ from shoal.types.units import Elapsed, Seconds
 
 SOLICITATION_BURST: Final = 100.0
 SOLICITATIONS_PER_S: Final = 20.0
-SOLICITATION_BYTES: Final = 256 * 1024
 MESSAGE_BYTES: Final = 64 * 1024
 """Maximum size of other messages. They are kept as evidence, and valid ones are never longer."""
 

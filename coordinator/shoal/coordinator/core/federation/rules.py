@@ -29,8 +29,14 @@ ROOT_BYTES_MOST: Final = 4096
 """Of one CA's certificate in PEM. Those that a region or a federation makes have about 700."""
 MODELS_MOST: Final = 64
 ANSWER_MOST_S: Final = 10.0
+SOLICITATION_BYTES: Final = 256 * 2**10
+"""Of a signed solicitation. Delegates refuse a longer one, too."""
+PATTERNS_MOST: Final = 64
+"""Names and patterns of regions in one solicitation, as many as a policy may list (`federation.to`)."""
 
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@()+/-]{0,79}")
+_REGION_PATTERN: Final = re.compile(r"[a-z0-9*-]{1,63}")
+"""Every name, and every pattern of names that a policy may have."""
 _DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
 
 
@@ -72,6 +78,13 @@ def check_solicitation(solicitation: Solicitation) -> Refusal | None:
     if not 0 < solicitation.answer_s <= ANSWER_MOST_S:
         found = f"answers within {solicitation.answer_s:g}s"
         return Refusal(Code.MESSAGE_INVALID, found, f"up to {ANSWER_MOST_S:g}s", remedy)
+    if len(solicitation.to) > PATTERNS_MOST:
+        found = f"{len(solicitation.to)} patterns of regions"
+        return Refusal(Code.MESSAGE_INVALID, found, f"at most {PATTERNS_MOST}", remedy)
+    unknown = next((each for each in solicitation.to if _REGION_PATTERN.fullmatch(each) is None), None)
+    if unknown is not None:
+        found = f"a pattern {unknown!r:.80}"
+        return Refusal(Code.MESSAGE_INVALID, found, "names of regions, with * for any part", remedy)
     return None
 
 

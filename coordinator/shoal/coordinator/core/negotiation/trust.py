@@ -1,7 +1,6 @@
 """Who may trade with whom: the Region's `trade` for incoming work, a policy's `federation` for outgoing work."""
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 from shoal.types.codes import Code, Refusal
 from shoal.types.workload import DelegationMode, DelegationRule, TradeRule
@@ -41,4 +40,21 @@ def delegation_refusal(delegation: DelegationRule, region: str) -> Refusal:
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Patterns are the policy language's `Pattern`: names with `*` for any part."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(_matches(pattern, name) for pattern in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Compiles nothing, because other regions send patterns of their own with each solicitation."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return pattern == name
+    *middle, last = rest
+    at, end = len(first), len(name) - len(last)
+    if at > end or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in middle:
+        found = name.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.builders.federation_members import advertisement, capacity, member
 from harness.builders.negotiation import solicitation
 from shoal.coordinator.core.federation.rules import (
+    PATTERNS_MOST,
     ROOT_BYTES_MOST,
     check_advertisement,
     check_member,
@@ -127,3 +128,13 @@ def test_solicitations_ask_for_something_in_time() -> None:
     assert check_solicitation(replace(solicitation(), models=())) is not None
     for seconds in (0.0, 60.0, math.nan):
         assert check_solicitation(solicitation(answer_s=seconds)) is not None
+
+
+def test_solicitations_name_few_regions_by_short_patterns() -> None:
+    longest = tuple(f"{number:02}" + "*-" * 30 + "*" for number in range(PATTERNS_MOST))
+    for patterns in ((), ("*",), ("eu-*", "us"), longest):
+        assert check_solicitation(solicitation(to=patterns)) is None
+    for patterns in ((*longest, "eu"), ("e" * 64,), ("eu?",), ("[e]u",), ("",)):
+        refusal = check_solicitation(solicitation(to=patterns))
+        assert refusal is not None
+        assert refusal.code is Code.MESSAGE_INVALID
