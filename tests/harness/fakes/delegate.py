@@ -1,6 +1,6 @@
 """The delegate side of a region over a real store, and the regions that it meets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from harness.wait import until
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.ports import PeerRegions, VerifiedMessage
 from shoal.types.agreement import Grant, Notice
 from shoal.types.chain import first_break
@@ -83,14 +84,16 @@ class DelegateFixture:
     listed: dict[str, Member | None]
 
     @classmethod
-    async def open(cls, world: RegionFixture) -> "DelegateFixture":
+    async def open(
+        cls, world: RegionFixture, *, compute: Compute = inline, thread_time: Callable[[], float] = lambda: 0.0
+    ) -> "DelegateFixture":
         elsewhere, listed = FakePeerRegions(), dict[str, Member | None]()
         region = world.region
         ledger = Ledger(world.store, region.fence, region.clock)
         bids = DelegateController(
             region.context, ledger, region.workloads, region.models,
             ListedAccess(cast(PeerRegions, elsewhere), None, lambda: None, dict, listed),
-            origin=elsewhere, on_change=lambda: None,
+            origin=elsewhere, on_change=lambda: None, compute=compute, thread_time=thread_time,
         )  # fmt: skip
         await ledger.start()
         await bids.start()

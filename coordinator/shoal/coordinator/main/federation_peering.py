@@ -5,6 +5,7 @@ The port opens when the region joins, or starts as a member. A region without a 
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -13,6 +14,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
+from shoal.coordinator.controllers.workloads.apply import Compute
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
@@ -44,7 +46,9 @@ class FederationPeering:
         authority: FileAuthority,
         identity: ServerIdentity,
         audit: AuditTrail,
+        compute_for: Callable[[str], Compute],
     ) -> None:
+        """compute_for: as of `RegionalCoordinator.federate`."""
         self._region = region
         self._name = region.config.name
         self._blobs = blobs
@@ -53,6 +57,7 @@ class FederationPeering:
         self._authority = authority
         self._identity = identity
         self._audit = audit
+        self._compute_for = compute_for
         self._clock = clock = region.context.clock
         self._meter = meter = region.context.meter
         self._server: Any = None
@@ -83,6 +88,7 @@ class FederationPeering:
             federation=self.federation,
             directory=lambda: self.membership.directory,
             rtt=lambda: self.membership.rtt,
+            compute_for=self._compute_for,
         )
         if self.membership.current is not None:
             await self._open()

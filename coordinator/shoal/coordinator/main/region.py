@@ -178,6 +178,7 @@ async def _lead(
     links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
     blobs = DirectoryBlobs(config.shared_dir / "models", Bytes(MODEL_BYTES))
     traces = CollectorSpanExporter(config.otlp)
+    pool = ComputePool()
     region = RegionalCoordinator(
         store,
         CompositeLinks(*links),
@@ -189,7 +190,7 @@ async def _lead(
         meter=meter,
         restore_reason=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
-        compute=partial(ComputePool().run, "the queue of moves"),
+        compute=partial(pool.run, "the queue of moves"),
         thread_time=time.thread_time,
         proofs=SignedProofs(config.region, authority, identity.current),
         exporter=traces,
@@ -255,6 +256,7 @@ async def _lead(
         authority=authority,
         identity=identity,
         audit=audit,
+        compute_for=lambda caller: partial(pool.run, caller),
     )
     await trading.start()
     named = BackupModels(blobs, lambda: (*region.workloads.catalog.models, *region.workloads.catalog.packs))

@@ -12,6 +12,7 @@ from typing import Final
 
 from shoal.coordinator.controllers.federation.local_region import LocalPlacement
 from shoal.coordinator.controllers.log.region_clock import RegionClock
+from shoal.coordinator.controllers.workloads.node_marks import RoomMark
 from shoal.coordinator.core.catalog.model import Catalog, Guest, ModelRecord
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.negotiation.offer_selection import own_values
@@ -195,13 +196,13 @@ class RegionEngine:
     def moves_live(self) -> bool:
         return False
 
-    def figures(self, key: WorkloadKey) -> TermValues | None:
+    async def figures(self, key: WorkloadKey) -> TermValues | None:
         return own_values(self._what_if(key, explain=True))
 
     def has_budget(self, key: WorkloadKey) -> bool:
         return False
 
-    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+    async def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
         return None
 
     def gateways(self) -> tuple[GatewayRef, ...]:
@@ -216,7 +217,15 @@ class RegionEngine:
     # what `controllers.federation.delegate` needs of `controllers.workloads`
 
     def inputs(self) -> Inputs:
-        return inputs_of(self._decision_inputs(), NO_MIGRATIONS, self.clock.now(), self.clock.wall())
+        return self.inputs_as_of_now()()
+
+    def inputs_as_of_now(self) -> Callable[[], Inputs]:
+        world, now, wall = self._decision_inputs(), self.clock.now(), self.clock.wall()
+        return lambda: inputs_of(world, NO_MIGRATIONS, now, wall)
+
+    def room(self) -> RoomMark:
+        """Nodes here change by what they are to run alone."""
+        return RoomMark({}, self._desired, self._open_reservations())
 
     def endpoints(self, key: WorkloadKey) -> int:
         table = self._memory.tables.get(str(key))

@@ -6,13 +6,13 @@ capacity that is being promised.
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from shoal.coordinator import metrics
 from shoal.coordinator.controllers.documents.models import ModelsController
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.bid_transitions import BidTransitions
+from shoal.coordinator.controllers.federation.bidder import Bidder
 from shoal.coordinator.controllers.federation.bids import (
     BidRepository,
     TrackedBid,
@@ -24,29 +24,26 @@ from shoal.coordinator.controllers.federation.guest_service import GuestService
 from shoal.coordinator.controllers.federation.hosting_rules import NOTICE_S, HostingRules
 from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.notices import NoticeSender
-from shoal.coordinator.controllers.federation.standings import REGIONS_MOST, StandingRepository
+from shoal.coordinator.controllers.federation.standings import StandingRepository
 from shoal.coordinator.controllers.log.context import ControllerContext
+from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Guest
 from shoal.coordinator.core.federation.rules import SOLICITATION_BYTES
 from shoal.coordinator.core.negotiation import hold
-from shoal.coordinator.core.negotiation.bid import answer_solicitation
 from shoal.coordinator.core.negotiation.hold import BidState, GrantedBid, HeldBid, HoldTerms, StoppingBid
 from shoal.coordinator.core.negotiation.peering import merge_peers
 from shoal.coordinator.core.placement.model import Reservation
-from shoal.coordinator.core.rate_limit import RateLimiter
 from shoal.coordinator.core.workloads.invariants import Promise
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.ports import StaleRevision, VerifiedMessage
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed, ServiceState
 from shoal.types.assignment import PeerTrust
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.identity import check_name
-from shoal.types.offer import Answer, Decline, Offer, Solicitation
+from shoal.types.offer import Answer, Decline, Solicitation
 from shoal.types.units import Elapsed, Seconds
 
-SOLICITATION_BURST: Final = 100.0
-SOLICITATIONS_PER_S: Final = 20.0
 MESSAGE_BYTES: Final = 64 * 1024
 """Maximum size of other messages. They are kept as evidence, and valid ones are never longer."""
 
@@ -77,10 +74,12 @@ class DelegateController:
         origin: OriginEvents,
         on_change: Callable[[], None],
         terms: HoldTerms = hold.DEFAULTS,
+        compute: Compute = inline,
+        thread_time: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """compute, thread_time: as of `Bidder`."""
         self._region = context.name
         self._clock = clock = context.clock
-        self._ids = context.ids
         self._meter = meter = context.meter
         self._store = context.store
         self._ledger = ledger
@@ -98,7 +97,19 @@ class DelegateController:
         self._guest_models = GuestModels(
             models, lambda: workloads.catalog, access.peers, clock, meter, on_unusable=self._end_at_once
         )
-        self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
+        self._bidder = Bidder(
+            context,
+            workloads,
+            self._bids,
+            self._transitions,
+            self._rules,
+            self._service,
+            terms,
+            standing=self.standing,
+            exclusive=self._exclusive,
+            compute=compute,
+            thread_time=thread_time,
+        )
 
     async def start(self) -> None:
         """Loads bids and standings. Bids that were only held are over; agreements continue."""
@@ -113,57 +124,15 @@ class DelegateController:
     # -- ports.PeerEvents ---------------------------------------------------------------------------------------------
 
     async def on_solicitation(self, solicitation: VerifiedMessage[Solicitation]) -> Answer:
-        told = await self._answer(solicitation)
+        """As `Bidder.answer`. Raises ShoalError(REGION_MISMATCH | TOO_LARGE), too."""
+        self._check_sender(solicitation, solicitation.content.origin, SOLICITATION_BYTES)
+        told = await self._bidder.answer(solicitation.content)
         if isinstance(told, Decline):
             kind, code = "decline", str(told.refusal.code)
         else:
             kind, code = "counter" if told.is_counter else "offer", ""
         self._meter.count(metrics.BIDS, answer=kind, code=code, indicative=str(solicitation.content.indicative).lower())
         return told
-
-    async def _answer(self, asked: VerifiedMessage[Solicitation]) -> Answer:
-        """An offer with a hold, an indicative offer or counter-offer without one, or a decline. A repeated solicitation
-        gets the first answer again.
-        """
-        what = asked.content
-        self._check_sender(asked, what.origin, SOLICITATION_BYTES)
-        bucket = self._solicitation_limits.bucket_of(asked.signer, self._clock.now())
-        if not bucket.allows(self._clock.now()):
-            self._meter.count(metrics.SOLICITATIONS_REFUSED, counterpart=asked.signer)
-            raise refuse(
-                Code.OVERLOADED,
-                f"too many solicitations of {asked.signer}",
-                f"{SOLICITATIONS_PER_S:g} a second",
-                "ask less",
-            )
-        bucket.spend(self._clock.now())
-        async with self._exclusive():
-            known = self._bids.of_solicitation(what)
-            if known is not None:
-                return self._repeat_offer(known.state, what)
-            if (forbidden := self._rules.refusal_to_bid(what)) is not None:
-                return Decline(what.id, what.round, self._region, forbidden)
-            if not self._service.has_ready_gateway():
-                closed = Refusal(Code.NODE_NOT_READY, "no gateway answers", "one that other regions can call")
-                return Decline(what.id, what.round, self._region, closed)
-            name, now = self._ids.name("bid"), self._clock.now()
-            catalog = self._workloads.catalog
-            told = answer_solicitation(
-                what,
-                self._workloads.inputs(),
-                catalog.trades(self._region),
-                bid=name,
-                used=self._bids.reservations_of(what.origin, HeldBid | GrantedBid | StoppingBid, now),
-                cached=catalog.models.keys(),
-                hold_s=self._terms.hold_s,
-                unawarded=self._bids.reservations_of(what.origin, HeldBid, now),
-                standing=self.standing(what.origin),
-            )
-            if not told.reservations or not isinstance(told.answer, Offer):
-                return told.answer
-            held = HeldBid(what, told.answer, told.reservations, Elapsed(self._clock.now() + self._terms.hold_s))
-            await self._transitions.offer(name, held)
-            return self._repeat_offer(held, what)
 
     async def on_award(self, award: VerifiedMessage[Award]) -> Grant:
         what = award.content
@@ -332,25 +301,6 @@ class DelegateController:
             if isinstance(state, HeldBid) and name in self._transitions.uncertain
             else hold.reservations_of(state, now)
         )
-
-    def _repeat_offer(self, state: BidState, asked: Solicitation) -> Answer:
-        """The first answer to a repeated solicitation, with the remaining time of its hold."""
-        offer = hold.offer_of(state)
-        granted = hold.agreement_of(state)
-        first = state.asked if isinstance(state, HeldBid) else granted.asked if granted is not None else asked
-        if first != asked:
-            found = f"solicitation {asked.id} in round {asked.round} with other content"
-            raise refuse(Code.REPLAYED, found, "the same content, or a name of its own", "solicit under a fresh name")
-        if isinstance(state, HeldBid):
-            left = Seconds(state.until - self._clock.now())
-            if left > 0:
-                return replace(offer, hold_s=left)
-            gone = Refusal(Code.HOLD_EXPIRED, f"bid {offer.id}", "one that is held", "solicit anew")
-            return Decline(asked.id, asked.round, self._region, gone)
-        if isinstance(state, hold.ClosedBid):
-            gone = Refusal(state.code, f"bid {offer.id}", "one that is held", "solicit anew")
-            return Decline(asked.id, asked.round, self._region, gone)
-        return replace(offer, hold_s=Seconds(0.0))
 
     def _check_sender(self, heard: VerifiedMessage[Any], named: str, most: int = MESSAGE_BYTES) -> None:
         """Checks that the signer is `named`, the sender by the message itself, and that the message is not too long."""

@@ -158,6 +158,7 @@ class RegionalCoordinator:
         self.clock = clock = RegionClock(clock)
         """Of all times that this region's controllers hold and store."""
         self._meter = meter
+        self._thread_time = thread_time
         self._dirty = asyncio.Event()
         self._stopping = False
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
@@ -211,6 +212,7 @@ class RegionalCoordinator:
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None
+        self._local_region: LocalRegionAdapter | None = None
         self.origin: OriginController | None = None
         """Workloads that others run for this region; None until `federate`."""
         self.delegate: DelegateController | None = None
@@ -270,18 +272,23 @@ class RegionalCoordinator:
         federation: FederationLink | None,
         directory: Callable[[], Directory | None],
         rtt: Callable[[], Mapping[str, Seconds]],
+        compute_for: Callable[[str], Compute] = lambda caller: inline,
     ) -> None:
         """Enables trading with the regions of `directory`, where documents allow it. Call after `start` and before
-        `run`; without it nothing is delegated, and nothing is run for others.
+        `run`; without it nothing is delegated, and nothing is run for others. compute_for: where the placements of one
+        kind of caller run, each of which takes as long as a plan of the region.
 
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE).
         """
         self._directory = directory
         access = FederationAccess(peers, federation, directory, rtt)
+        self._local_region = LocalRegionAdapter(
+            self.workloads, self.fleet, self.clock, compute_for("workloads that may be delegated")
+        )
         self.origin = OriginController(
             self.context,
             self.ledger,
-            LocalRegionAdapter(self.workloads, self.fleet, self.clock),
+            self._local_region,
             access,
             on_change=self._adopt_delegations,
             on_end=self.traces.on_end,
@@ -295,6 +302,8 @@ class RegionalCoordinator:
             origin=self.origin,
             on_change=self._adopt_delegations,
             terms=self.config.terms,
+            compute=compute_for("bids"),
+            thread_time=self._thread_time,
         )
         await self.origin.start()
         await self.delegate.start()
@@ -360,6 +369,8 @@ class RegionalCoordinator:
         if self.origin is not None and self.delegate is not None:
             self.origin.stop()
             self.delegate.stop()
+        if self._local_region is not None:
+            self._local_region.stop()
 
     def _on_answer(self, node: str, answer: LogLines | SpansFound) -> None:
         if isinstance(answer, LogLines):

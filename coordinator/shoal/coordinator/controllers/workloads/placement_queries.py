@@ -1,9 +1,10 @@
 """What placement says of the region as it is, or would be under documents that are only proposed. Changes nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.workloads.node_marks import are_same
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.fleet.state import Fleet, NodeState
@@ -55,14 +56,10 @@ class MoveMark:
         return (
             self.intent == other.intent
             and self.quota == other.quota
-            and _are_same(self.nodes, other.nodes)
-            and _are_same(self.desired, other.desired)
-            and _are_same(self.migrations, other.migrations)
+            and are_same(self.nodes, other.nodes)
+            and are_same(self.desired, other.desired)
+            and are_same(self.migrations, other.migrations)
         )
-
-
-def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
-    return len(these) == len(those) and all(one is other for one, other in zip(these, those, strict=True))
 
 
 class PlacementQueries:

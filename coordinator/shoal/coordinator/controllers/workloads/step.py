@@ -23,6 +23,7 @@ from shoal.coordinator.controllers.workloads.last_plans import LastPlans
 from shoal.coordinator.controllers.workloads.memory import TrialsByNode, load_memory, memory_writes
 from shoal.coordinator.controllers.workloads.migrations import MigrationRepository, MigrationWrites
 from shoal.coordinator.controllers.workloads.move_queue import MoveQueueRepository
+from shoal.coordinator.controllers.workloads.node_marks import RoomMark
 from shoal.coordinator.controllers.workloads.sender import DesiredSetSender
 from shoal.coordinator.controllers.workloads.spending import SpendingMeter
 from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
@@ -587,8 +588,18 @@ class WorkloadsController:
 
     def inputs(self, catalog: Catalog | None = None) -> Inputs:
         """The inputs of placement now, under the given catalog or the applied one."""
-        now, world = self._clock.now(), self.region_state(catalog)
-        return inputs_of(world, migration_effects(world, self.migrations.all, now), now, self._clock.wall())
+        return self.inputs_as_of_now(catalog)()
+
+    def inputs_as_of_now(self, catalog: Catalog | None = None) -> Callable[[], Inputs]:
+        """Computes `inputs` of this moment, which takes time that grows with the region. It reads nothing that changes
+        afterwards, so it may run in a thread."""
+        now, wall, migrations = self._clock.now(), self._clock.wall(), dict(self.migrations.all)
+        world = self.region_state(catalog)
+        return lambda: inputs_of(world, migration_effects(world, migrations, now), now, wall)
+
+    def room(self) -> RoomMark:
+        """What takes room of the region's nodes as of now."""
+        return RoomMark(self._fleet.decision_fleet.nodes, dict(self._contents), self.open_reservations)
 
     async def next_placement(self, catalog: Catalog) -> NextPlacement:
         """What placement would be asked now under the given catalog. While a step is stored, it is as if that had not

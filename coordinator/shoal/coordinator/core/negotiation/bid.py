@@ -25,8 +25,9 @@ from shoal.coordinator.core.placement.model import (
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.score import carbon, energy, latency
 from shoal.coordinator.core.placement.score.term import ObjectiveTerm
+from shoal.policies.cel import Expression
 from shoal.types.agreement import GUEST_TENANT
-from shoal.types.codes import Code, Refusal
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
 from shoal.types.profile import KERNEL_KINDS, RUN_BATCHES, ModelProfile
 from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
@@ -87,6 +88,8 @@ def answer_solicitation(
         return _decline(solicitation, inputs, absurd)
     if (outside := residency_refusal(solicitation, region)) is not None:
         return _decline(solicitation, inputs, outside)
+    if (unreadable := _expression_refusal(solicitation.require.where)) is not None:
+        return _decline(solicitation, inputs, unreadable)
     intent = _intent_for_guest(
         solicitation, bid, tuple(ModelRef(each.digest, each.digest, "") for each in solicitation.models)
     )
@@ -274,6 +277,18 @@ def _implausible_figures(asked: Solicitation) -> Refusal | None:
         and all(0 <= amount <= LARGE for amount in amounts)
     )
     return None if sound else absurd
+
+
+def _expression_refusal(where: str) -> Refusal | None:
+    """Why it is no expression, which another region may not have checked. Placement would compile it for each device,
+    because a failure is not kept; a valid one compiles once."""
+    if not where:
+        return None
+    try:
+        Expression.compile(where)
+    except ShoalError as error:
+        return error.refusal
+    return None
 
 
 def _is_longer_than_ours(profile: ModelProfile) -> bool:

@@ -13,6 +13,7 @@ from harness.builders.negotiation import HERE, ORIGIN, bid, demand, region, soli
 from shoal.coordinator.core.federation.rules import check_advertisement
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.graph.kernels import intensity_of
+from shoal.coordinator.core.negotiation import bid as bid_module
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.core.negotiation.bid import COSTS_MOST, KERNELS_MOST, BidAnswer, guest_intent
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
@@ -309,3 +310,13 @@ def test_limits_are_asked_of_the_delegate_too() -> None:
     costs = {Slot("a", "cpu0"): UsdPerHour(2.0)}
     answered = bid(solicitation(limits=Limits(cost=UsdPerHour(1.0))), region("a", costs=costs))
     assert "cost: 2 USD/h" in offer_of(answered).changes[0]
+
+
+@pytest.mark.parametrize(("where", "code"), [("foo.bar > 2", Code.EXPRESSION_INVALID), ("(" * 500, None)])
+def test_an_expression_that_is_none_is_refused_before_any_device_is_looked_at(
+    where: str, code: Code | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placement compiled it for each device: 200 of them took 2.6 s."""
+    monkeypatch.setattr(bid_module, "place", None)
+    found = decline_code(bid(solicitation(where=where), region("a")))
+    assert found in ((code,) if code else (Code.EXPRESSION_INVALID, Code.POLICY_COST))
