@@ -14,6 +14,7 @@ import pytest
 from harness.fakes.clock import ManualClock
 from harness.fakes.region import RegionFixture
 from shoal.coordinator import codec
+from shoal.coordinator.controllers.federation import ledger as module
 from shoal.coordinator.controllers.federation.ledger import LEDGER, Ledger, LedgerDraft, LedgerWrites
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.region.doctor import examine
@@ -211,3 +212,26 @@ def test_a_digest_is_of_the_entrys_fields_alone() -> None:
 async def _ledger_refusal(world: RegionFixture) -> Refusal | None:
     (found,) = [each async for each in examine(world.region, world.store) if "ledger" in each.name]
     return found.refusal
+
+
+@pytest.mark.parametrize("count", [5, 6])
+async def test_a_start_parses_the_newest_entry_alone(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """20,000 entries held the loop for 1.8 s at each start and each election."""
+    await write_entries(world.region.ledger, count)
+    monkeypatch.setattr(module, "PAGE", 3)
+    parsed = list[LedgerEntry]()
+
+    def count_digests(entry: LedgerEntry) -> str:
+        parsed.append(entry)
+        return digest(entry)
+
+    again = Ledger(world.store, world.region.fence, world.region.clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "digest", count_digests)
+        await again.start()
+    assert [each.sequence for each in parsed] == [count]
+    assert again.head == world.region.ledger.head
+    await again.commit(LedgerWrites(drafts=(draft("g-last"),)))
+    assert first_break(await again.entries_after(0), again.head) is None

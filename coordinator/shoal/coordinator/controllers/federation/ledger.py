@@ -22,6 +22,8 @@ from shoal.types.units import Wall
 LEDGER: Final = "ledger/"
 HEADS: Final = "heads/"
 ENTRIES_KEPT: Final = 100_000
+PAGE: Final = 1000
+"""Entries that are read at a time to find the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +187,16 @@ class Ledger:
         return revision
 
     async def _find_tail(self) -> None:
-        """Finds the newest entry without validating it: doctor reports a corrupt one, and start must not fail on it."""
-        for record in await self._store.scan(LEDGER, after=_key(self._next - 1)):
-            self._next, self._head = int(record.key.removeprefix(LEDGER)) + 1, _digest(record)
+        """Finds the newest entry without validating it: doctor reports a corrupt one, and start must not fail on it.
+
+        Reads those before it as well, a page at a time, and parses none of them.
+        """
+        newest = None
+        while found := await self._store.scan(LEDGER, after=_key(self._next - 1), limit=PAGE):
+            newest = found[-1]
+            self._next = int(newest.key.removeprefix(LEDGER)) + 1
+        if newest is not None:
+            self._head = _digest(newest)
 
 
 def _verify(stored: Sequence[StoreRecord], head: str, peer_heads: Mapping[str, str]) -> Refusal | None:
