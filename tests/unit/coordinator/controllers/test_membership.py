@@ -52,6 +52,9 @@ class Federation:
     roots: FederationRoots | None = None
     # Not set: what is told is heard, and no answer comes yet.
     answers: asyncio.Event = field(default_factory=set_event)
+    # Not set: no other region answers yet.
+    measures: asyncio.Event = field(default_factory=set_event)
+    measured: list[str] = field(default_factory=list)
     # What it answers an advertisement once `answers` is set.
     late_refusal: Code | None = None
 
@@ -84,6 +87,8 @@ class Federation:
         return AdvertiseAnswer(directory, self.roots)
 
     async def measure(self, region: str) -> Seconds:
+        self.measured.append(region)
+        await self.measures.wait()
         if region not in self.far:
             raise refuse(Code.PEER_UNREACHABLE, region)
         return Seconds(self.far[region])
@@ -379,3 +384,26 @@ async def test_what_an_older_version_stored_and_what_it_reads_of_this_one(world:
     again = await world.start()
     assert again.current is not None
     assert (again.current.roots, again.current.roots_since) == (("CA of fed", "CA next"), 0.0)
+
+
+async def test_a_region_that_does_not_answer_keeps_nobody_from_hearing_the_federation(world: World) -> None:
+    """A region that was expelled stayed trusted for as long as others took to measure."""
+    membership = await world.start_joined()
+    world.federation.measures.clear()
+    running = asyncio.create_task(membership.run())
+    await until(lambda: world.federation.measured, 5.0, "an advertisement")
+    world.federation.directory = Directory("fed", 8, (member("eu"),))
+    await until(lambda: membership.roots_of("us") == (), 5.0, "the directory without it")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_was_measured_of_a_federation_that_it_left_counts_for_nothing(world: World) -> None:
+    membership = await world.start_joined()
+    world.federation.measures.clear()
+    measuring = asyncio.create_task(membership.measure())
+    await until(lambda: world.federation.measured, 5.0, "a call")
+    await membership.leave("operator")
+    world.federation.measures.set()
+    await measuring
+    assert membership.rtt == {}

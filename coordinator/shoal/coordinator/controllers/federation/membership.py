@@ -175,12 +175,19 @@ class FederationMembership:
             yield f"{member.region} can be reached", refusal
 
     async def run(self) -> None:
-        """Advertises and measures for ever, while the region is in a federation."""
-        while True:
-            if self.current is not None:
-                await self.step()
-                await self.measure()
-            await self._wait()
+        """Advertises and measures for ever, while the region is in a federation. Advertising waits for no measurement:
+        each region that does not answer takes seconds, and what the federation says meanwhile would count late."""
+        measuring: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if self.current is not None:
+                    await self.step()
+                    if measuring is None or measuring.done():
+                        measuring = asyncio.create_task(self.measure())
+                await self._wait()
+        finally:
+            if measuring is not None:
+                measuring.cancel()
 
     async def step(self) -> None:
         """Sends one advertisement and adopts the returned directory and the federation's CAs."""
@@ -219,13 +226,15 @@ class FederationMembership:
         await asyncio.gather(*(self._measure(region) for region in sorted(others)))
 
     async def _measure(self, region: str) -> None:
+        before = self._stored
         try:
             seconds = await self._peers.measure(region)
         except ShoalError as error:
             self._meter.count(metrics.MEASUREMENTS_FAILED, code=error.code)
             self._round_trips.pop(region, None)
             return
-        self._round_trips.setdefault(region, deque(maxlen=RTT_SAMPLES_KEPT)).append(seconds)
+        if self._still_in(before) is not None:
+            self._round_trips.setdefault(region, deque(maxlen=RTT_SAMPLES_KEPT)).append(seconds)
 
     def _advertisement(self) -> Advertisement:
         """Its sequence number is the time, so that it also grows after a store was restored."""
