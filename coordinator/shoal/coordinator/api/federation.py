@@ -144,7 +144,7 @@ class JoiningService(federation_pb2_grpc.JoiningServicer):
             # The first reply may have been lost, so the holder of the same CA may redeem the token again.
             if error.code is not Code.TOKEN_USED or self._controller.roots_of(member.region) != roots:
                 raise
-            return self._controller.directory()
+            return self._controller.directory_for(member.region)
 
 
 def _check_member(member: Member, region: str) -> None:

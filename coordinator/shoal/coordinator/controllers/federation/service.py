@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.identity.enrolment import ADMISSIONS
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.federation.directory import (
     FederationState,
+    directory_for,
     live_advertisements,
     make_directory,
     merge_deliveries,
@@ -49,7 +50,7 @@ from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry, digest
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 
 SHARED_STATE: Final = "federation/"
 """Prefix of the state that every replica keeps in memory."""
@@ -75,6 +76,8 @@ SOLICITATIONS_PER_S: Final = 100.0
 """Rate for one region of full standing; at a lower standing each solicitation costs more of it."""
 RETRY_S: Final = Seconds(1.0)
 ATTEMPTS: Final = 5
+DIRECTORY_S: Final = Seconds(1.0)
+"""Leases that end, standings that grow with time, and small changes of capacity, count in it that late."""
 NO_EXTRA: Final = Transaction()
 
 
@@ -101,6 +104,17 @@ class CopiedChain:
     def name(self, region: str) -> str:
         """Name that its copies have in the store, which no region has."""
         return f"{region}@1" if self.place else region
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeDirectory:
+    """The directory as it was last made."""
+
+    directory: Directory
+    # From what.
+    state: FederationState
+    # When it is made again, whatever changed.
+    until: Elapsed
 
 
 class FederationController:
@@ -130,6 +144,7 @@ class FederationController:
         self._kept = kept
         self._exporter = exporter
         self._state = FederationState()
+        self._made: _MadeDirectory | None = None
         self._revision = 0
         self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
         self._chain_limits = RateLimiter(CHAIN_BURST, CHAINS_PER_S, REGIONS_MOST)
@@ -156,7 +171,17 @@ class FederationController:
                 await self._clock.sleep(RETRY_S)
 
     def directory(self) -> Directory:
-        return make_directory(self._state, self._name, self._clock.now(), self._clock.wall())
+        """Made once for each change of members, of their capacity and of how they are trusted, and once in
+        DIRECTORY_S: each member advertises more often than that."""
+        now, made = self._clock.now(), self._made
+        if made is None or now >= made.until or not made.state.has_same_directory(self._state):
+            directory = make_directory(self._state, self._name, now, self._clock.wall())
+            self._made = made = _MadeDirectory(directory, self._state, Elapsed(now + DIRECTORY_S))
+        return made.directory
+
+    def directory_for(self, region: str) -> Directory:
+        """As the region is told it."""
+        return directory_for(region, self.directory())
 
     def advertisements(self) -> tuple[Advertisement, ...]:
         """Of the members whose lease has not expired, as they sent them."""
@@ -191,7 +216,7 @@ class FederationController:
             )
         event = LogEvent("REGION_JOINED", member.region, member.address, by or member.region)
         await self._put_member(member, event, extra)
-        return self.directory()
+        return self.directory_for(member.region)
 
     async def update(self, heard: VerifiedMessage[Member]) -> Directory:
         """Raises ShoalError(REGION_MISMATCH | REGION_UNKNOWN | FIELD_INVALID | SOURCE_DENIED)."""
@@ -202,7 +227,7 @@ class FederationController:
             await self._put_member(
                 member, LogEvent("REGION_CHANGED", heard.signer, member.address, heard.signer), NO_EXTRA
             )
-        return self.directory()
+        return self.directory_for(heard.signer)
 
     async def remove(self, region: str, by: str = "") -> None:
         """Raises ShoalError(REGION_UNKNOWN)."""
@@ -234,8 +259,7 @@ class FederationController:
         if live is None or advertisement.sequence > live.advertisement.sequence:
             await self._events.commit_unfenced(Transaction({ADVERTISEMENTS + heard.signer: codec.dump(advertisement)}))
             self._state = self._state.with_advertisement(advertisement, self._clock.now())
-        now = self.directory()
-        return now if now.version != advertisement.directory else None
+        return self.directory_for(heard.signer) if self.directory().version != advertisement.directory else None
 
     async def solicit(self, heard: VerifiedMessage[Solicitation]) -> tuple[VerifiedMessage[Answer], ...]:
         """Asks the shortlisted members concurrently, and returns the answers that came within `answer_s`.

@@ -25,6 +25,9 @@ STANDING_QUORUM: Final = 3
 """Delegates whose reports are needed before they alone decide the standing of an asking region."""
 
 
+CoarseCapacity = tuple[tuple[object, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class LiveAdvertisement:
     """The newest valid advertisement of a region."""
@@ -42,6 +45,8 @@ class FederationState:
     members: Mapping[str, Member] = field(default_factory=dict)
     # Newest advertisement by region name. Its lease may have expired.
     advertisements: Mapping[str, LiveAdvertisement] = field(default_factory=dict)
+    # By region name, `coarse_capacity` of it. The same mapping until one of them changes.
+    capacities: Mapping[str, CoarseCapacity] = field(default_factory=dict)
     # Delivery records by delegate, then by origin; the oldest first.
     deliveries: Mapping[str, Mapping[str, tuple[Delivered, ...]]] = field(default_factory=dict)
     # Trust by delegate, computed from `deliveries` (`trust_score`); an absent delegate has trust 1.
@@ -58,8 +63,12 @@ class FederationState:
         before = self.advertisements.get(advertisement.region)
         if before is not None and before.advertisement.sequence >= advertisement.sequence:
             return self
+        region, capacity = advertisement.region, coarse_capacity(advertisement)
+        known = self.capacities
         return replace(
-            self, advertisements={**self.advertisements, advertisement.region: LiveAdvertisement(advertisement, now)}
+            self,
+            advertisements={**self.advertisements, region: LiveAdvertisement(advertisement, now)},
+            capacities=known if known.get(region) == capacity else {**known, region: capacity},
         )
 
     def with_deliveries(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "FederationState":
@@ -83,6 +92,16 @@ class FederationState:
             self,
             members=members,
             advertisements={name: live for name, live in self.advertisements.items() if name != region},
+            capacities={name: each for name, each in self.capacities.items() if name != region},
+        )
+
+    def has_same_directory(self, other: "FederationState") -> bool:
+        """Whether both have the same directory, as far as leases, figures in small steps and time do not change it."""
+        return (
+            self.members is other.members
+            and self.capacities is other.capacities
+            and self.trust is other.trust
+            and self.askers is other.askers
         )
 
 
@@ -102,6 +121,27 @@ def make_directory(state: FederationState, federation: str, now: Elapsed, wall: 
         for region, member in sorted(state.members.items())
     )
     return Directory(federation, _directory_version(members), members)
+
+
+def directory_for(region: str, directory: Directory) -> Directory:
+    """As `region` is told it: of round trips and heads that other members advertise, those with itself. All of them
+    would grow with the square of the members."""
+    members = tuple(
+        member
+        if member.advertisement is None
+        else replace(member, advertisement=_told_to(region, member.advertisement))
+        for member in directory.members
+    )
+    return replace(directory, members=members)
+
+
+def _told_to(region: str, advertisement: Advertisement) -> Advertisement:
+    rtt_s, heads = advertisement.rtt_s, advertisement.heads
+    return replace(
+        advertisement,
+        rtt_s={region: rtt_s[region]} if region in rtt_s else {},
+        heads={region: heads[region]} if region in heads else {},
+    )
 
 
 def live_advertisements(state: FederationState, now: Elapsed) -> tuple[Advertisement, ...]:
@@ -144,14 +184,12 @@ def standing_of(state: FederationState, region: str, wall: Wall) -> float:
     return median([*said, *[1.0] * (STANDING_QUORUM - len(said))])
 
 
-def _coarse_capacity(advertisement: Advertisement | None) -> list[tuple[object, ...]] | None:
+def coarse_capacity(advertisement: Advertisement) -> CoarseCapacity:
     """Capacity in steps of about a fifth of free memory. A smaller change does not make a new directory version."""
-    if advertisement is None:
-        return None
-    return [
+    return tuple(
         (each.device_class, each.runtime, each.precisions, each.devices, round(4 * math.log2(1 + each.free_bytes)))
         for each in advertisement.classes
-    ]
+    )
 
 
 def _directory_version(members: tuple[Member, ...]) -> int:
@@ -160,7 +198,7 @@ def _directory_version(members: tuple[Member, ...]) -> int:
         (
             *(member.region, member.address, member.roots, member.residency),
             *(round(member.trust, 2), round(member.standing, 1)),
-            _coarse_capacity(member.advertisement),
+            coarse_capacity(member.advertisement) if member.advertisement is not None else None,
         )
         for member in members
     ]
