@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from shoal.coordinator import codec, metrics
+from shoal.coordinator.controllers.federation.reputation import REPORTS_MOST
 from shoal.coordinator.controllers.identity.enrolment import ADMISSIONS
 from shoal.coordinator.controllers.log.events import EventLog, LogEvent
 from shoal.coordinator.core.federation.directory import (
@@ -74,6 +75,9 @@ COPIES_KEPT: Final = 10_000
 SOLICITATION_BURST: Final = 500.0
 SOLICITATIONS_PER_S: Final = 100.0
 """Rate for one region of full standing; at a lower standing each solicitation costs more of it."""
+REPORT_BURST: Final = 20.0
+REPORTS_PER_S: Final = 1.0
+"""Of one region, which makes one in ten seconds (`reputation.REPORT_INTERVAL_S`)."""
 RETRY_S: Final = Seconds(1.0)
 ATTEMPTS: Final = 5
 DIRECTORY_S: Final = Seconds(1.0)
@@ -146,6 +150,7 @@ class FederationController:
         self._state = FederationState()
         self._made: _MadeDirectory | None = None
         self._revision = 0
+        self._report_limits = RateLimiter(REPORT_BURST, REPORTS_PER_S, REGIONS_MOST)
         self._solicitation_limits = RateLimiter(SOLICITATION_BURST, SOLICITATIONS_PER_S, REGIONS_MOST)
         self._chain_limits = RateLimiter(CHAIN_BURST, CHAINS_PER_S, REGIONS_MOST)
 
@@ -284,10 +289,16 @@ class FederationController:
     async def report(self, heard: VerifiedMessage[ReportContent]) -> int:
         """Returns the sequence of the first ledger entry that is lacking.
 
-        Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN | OVERLOADED | CONFLICT); CONFLICT if reports to several
-        replicas keep colliding.
+        Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN | MESSAGE_INVALID | OVERLOADED | CONFLICT); CONFLICT if reports
+        to several replicas keep colliding.
         """
         self._require_member(heard.signer)
+        if (count := len(heard.content.delivered)) > REPORTS_MOST:
+            raise refuse(Code.MESSAGE_INVALID, f"{count} deliveries", f"at most {REPORTS_MOST} in a report")
+        bucket = self._report_limits.bucket_of(heard.signer, self._clock.now())
+        if not bucket.allows(self._clock.now()):
+            raise refuse(Code.OVERLOADED, f"too many reports of {heard.signer}", f"{REPORTS_PER_S:g} a second")
+        bucket.spend(self._clock.now())
         for _ in range(ATTEMPTS):
             with suppress(StaleRevision):  # another replica stored some of it meanwhile
                 return await self._report(heard.signer, heard.content)
@@ -301,8 +312,8 @@ class FederationController:
         puts, old = dict[str, bytes](), list[str]()
         deliveries = dict[str, tuple[Delivered, ...]]()
         for each in report.delivered:
-            if each.region == by:
-                continue  # a region may not report on itself
+            if each.region == by or each.region not in self._state.members:
+                continue  # a region may not report on itself, and what is no member has no trust to keep
             key = f"{DELIVERIES}{by}/{each.region}"
             known = deliveries.get(each.region)
             if known is None:
@@ -345,9 +356,7 @@ class FederationController:
             puts[ASKERS + by] = codec.dump(askers)
         if puts:
             await self._events.commit_unfenced(Transaction(puts, deletes=tuple(old), expect=held.revisions))
-            for region, delivered in deliveries.items():
-                self._state = self._state.with_deliveries(by, region, delivered)
-            self._state = self._state.with_askers(by, askers)
+            self._state = self._state.with_deliveries(by, deliveries).with_askers(by, askers)
         return last.sequence + 1 if last is not None else 1
 
     async def copies(self, region: str, limit: int) -> Iterator[LedgerEntry]:
@@ -459,7 +468,7 @@ class FederationController:
         elif kind == DELIVERIES:
             origin, _, region = name.partition("/")
             delivered = codec.load(Deliveries, change.value).delivered
-            self._state = self._state.with_deliveries(origin, region, delivered)
+            self._state = self._state.with_deliveries(origin, {region: delivered})
         elif kind == ASKERS:
             self._state = self._state.with_askers(name, codec.load(LedgerStandings, change.value))
 

@@ -71,13 +71,13 @@ class FederationState:
             capacities=known if known.get(region) == capacity else {**known, region: capacity},
         )
 
-    def with_deliveries(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "FederationState":
-        seen = {**self.deliveries.get(region, {}), origin: delivered}
-        return replace(
-            self,
-            deliveries={**self.deliveries, region: seen},
-            trust={**self.trust, region: trust_score(region, seen)},
-        )
+    def with_deliveries(self, origin: str, delivered: Mapping[str, tuple[Delivered, ...]]) -> "FederationState":
+        """delivered: to `origin`, by delegate."""
+        if not delivered:
+            return self
+        seen = {region: {**self.deliveries.get(region, {}), origin: each} for region, each in delivered.items()}
+        trust = {region: trust_score(region, each) for region, each in seen.items()}
+        return replace(self, deliveries={**self.deliveries, **seen}, trust={**self.trust, **trust})
 
     def deliveries_to(self, origin: str, region: str) -> tuple[Delivered, ...]:
         return self.deliveries.get(region, {}).get(origin, ())

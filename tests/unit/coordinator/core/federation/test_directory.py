@@ -69,7 +69,7 @@ def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
 
 
 def test_who_left_is_gone_and_its_record_is_not() -> None:
-    known = book("eu", "us").with_deliveries("us", "eu", (delivery("a", 0.5, breached=True),))
+    known = book("eu", "us").with_deliveries("us", {"eu": (delivery("a", 0.5, breached=True),)})
     left = known.without("eu")
     assert names(make_directory(left, "fed", Elapsed(101.0), NOON).members) == ["us"]
     assert left.with_member(member("eu")).trust["eu"] < 1
@@ -77,10 +77,10 @@ def test_who_left_is_gone_and_its_record_is_not() -> None:
 
 def test_trust_is_the_median_of_what_origins_saw() -> None:
     kept, broken = (delivery("a", 0.05),) * 3, tuple(delivery(f"b{n}", 9.0, breached=True) for n in range(3))
-    known = book("eu").with_deliveries("us", "eu", kept).with_deliveries("ap", "eu", kept)
+    known = book("eu").with_deliveries("us", {"eu": kept}).with_deliveries("ap", {"eu": kept})
     assert known.trust["eu"] == 1.0
-    assert known.with_deliveries("liar", "eu", broken).trust["eu"] == 1.0, "one that lies ruins nobody alone"
-    assert FederationState().with_deliveries("us", "eu", broken).trust["eu"] < 0.5
+    assert known.with_deliveries("liar", {"eu": broken}).trust["eu"] == 1.0, "one that lies ruins nobody alone"
+    assert FederationState().with_deliveries("us", {"eu": broken}).trust["eu"] < 0.5
     assert trust_score("eu", {}) == 1.0
 
 
