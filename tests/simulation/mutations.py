@@ -18,7 +18,7 @@ from shoal.agent import supervisor
 from shoal.agent.core import link_session, route_tables, routing
 from shoal.agent.core.assignment import machine
 from shoal.coordinator import uncancelled
-from shoal.coordinator.controllers.federation import delegate, origin
+from shoal.coordinator.controllers.federation import bidder, origin
 from shoal.coordinator.controllers.fleet import controller
 from shoal.coordinator.controllers.log import region_clock
 from shoal.coordinator.controllers.workloads import migrations, moves_api, step
@@ -184,10 +184,10 @@ MUTATIONS = (
     Mutation(
         "hold-without-expiry",
         "hold without expiry",
-        delegate.DelegateController._answer,
+        bidder.Bidder._hold,
         (
             ("Elapsed(self._clock.now() + self._terms.hold_s)", "Elapsed(self._clock.now() + 1e6)"),
-            ("return self._repeat_offer(held, what)", "return held.offer"),
+            ("return self._repeat_offer(held, asked)", "return held.offer"),
         ),
         negotiation.NAME,
     ),

@@ -41,7 +41,7 @@ from shoal.coordinator.controllers.fleet import controller as fleet
 from shoal.coordinator.controllers.fleet import node_events
 from shoal.coordinator.controllers.log import events
 from shoal.coordinator.core import rate_limit, timeline
-from shoal.coordinator.core.federation.rules import REGIONS_MOST
+from shoal.coordinator.core.federation.rules import REGIONS_MOST, SOLICITATION_BYTES
 from shoal.coordinator.core.fleet import labels
 from shoal.coordinator.core.graph import check
 from shoal.coordinator.core.graph.rules import RULES
@@ -270,7 +270,7 @@ def test_the_reference_of_limits_is_true() -> None:
         ),
         "unreadable messages of a session on the link": f"{MAX_INVALID}",
         "a message of a trade between regions, a solicitation, and the answer to either": (
-            f"{delegate.MESSAGE_BYTES // 2**10} KiB, {delegate.SOLICITATION_BYTES // 2**10} KiB, "
+            f"{delegate.MESSAGE_BYTES // 2**10} KiB, {SOLICITATION_BYTES // 2**10} KiB, "
             f"{messages.ANSWER_BYTES // 2**10} KiB"
         ),
         "gateways of another region: to connect to under one agreement, that may call, that a front begins to connect "

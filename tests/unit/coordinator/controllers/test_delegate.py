@@ -424,7 +424,8 @@ async def test_a_notice_of_the_origin_far_ahead_keeps_no_guest_that_may_not_stay
     await here.bids.tick()
     await until(lambda: bool(here.elsewhere.notices), 5.0, "the notice to be heard")
     (told,) = here.elsewhere.notices
-    assert (told.agreement, told.by, told.ends_s) == ("g-1", "eu", pytest.approx(30.0))
+    assert (told.agreement, told.by) == ("g-1", "eu")
+    assert told.ends_s == pytest.approx(30.0)
     for number in range(1, 4):
         await here.bids.on_renewal(signed_message(renewal(number)))
         await here.later(9.0)

@@ -87,9 +87,10 @@ async def test_what_older_versions_wrote_as_evidence_is_taken(world: RegionFixtu
     entry = LedgerEntry(1, Wall(0.5), "granted", "g-1", "us", "shop/ocr", "", "", b64encode(b"x" * 3226).decode(), "")
     report = ReportContent((), (entry,))
     assert nouns.decode(ReportContent, nouns.encode(report)) == report
-    for wrong in ({"evidence": "x" * (EVIDENCE_CHARS_TAKEN + 1)}, {"terms": "x" * (nouns.MAX_TEXT + 1)}):
+    long = "x" * (EVIDENCE_CHARS_TAKEN + 1)
+    for wrong in (replace(entry, evidence=long), replace(entry, terms=long)):
         with pytest.raises(ShoalError, match=Code.MESSAGE_INVALID):
-            nouns.decode(ReportContent, nouns.encode(ReportContent((), (replace(entry, **wrong),))))
+            nouns.decode(ReportContent, nouns.encode(ReportContent((), (wrong,))))
 
 
 async def test_doctor_says_that_the_federation_refuses_reports(world: RegionFixture) -> None:

@@ -19,16 +19,16 @@ from shoal.coordinator.ports import AdvertiseAnswer, VerifiedMessage
 from shoal.types.agreement import (
     GUEST_TENANT,
     Award,
-    Delivered,
     Grant,
     Notice,
     Release,
     Renewal,
     Renewed,
+    ReportContent,
     ServiceReport,
 )
 from shoal.types.assignment import Trust
-from shoal.types.chain import LedgerEntry, first_break
+from shoal.types.chain import first_break
 from shoal.types.codes import Code, refuse
 from shoal.types.device import EnergySource, Role
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
@@ -102,7 +102,7 @@ class ConnectedPeers:
     async def advertise(self, advertisement: Advertisement) -> AdvertiseAnswer:
         return AdvertiseAnswer()
 
-    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+    async def report(self, content: ReportContent) -> int:
         return 1
 
 

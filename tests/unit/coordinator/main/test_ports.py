@@ -15,6 +15,7 @@ from harness.fakes.region import RegionFixture
 from harness.ports import free_ports
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.blobs.directory import DirectoryBlobs
+from shoal.coordinator.controllers.workloads.apply import inline
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
 from shoal.coordinator.main.federation_peering import FederationPeering
@@ -104,7 +105,13 @@ async def test_the_port_for_peers_is_not_shared_either(tmp_path: Path) -> None:
         return caught.value.code
 
     first, second = (
-        FederationPeering(region, blobs, address, "127.0.0.1", authority=authority, identity=identity, audit=audit)
+        FederationPeering(
+            *(region, blobs, address, "127.0.0.1"),
+            authority=authority,
+            identity=identity,
+            audit=audit,
+            compute_for=lambda caller: inline,
+        )
         for _ in range(2)
     )
     try:
