@@ -129,13 +129,13 @@ def directory_for(region: str, directory: Directory) -> Directory:
     members = tuple(
         member
         if member.advertisement is None
-        else replace(member, advertisement=_told_to(region, member.advertisement))
+        else replace(member, advertisement=_advertisement_for(region, member.advertisement))
         for member in directory.members
     )
     return replace(directory, members=members)
 
 
-def _told_to(region: str, advertisement: Advertisement) -> Advertisement:
+def _advertisement_for(region: str, advertisement: Advertisement) -> Advertisement:
     rtt_s, heads = advertisement.rtt_s, advertisement.heads
     return replace(
         advertisement,
