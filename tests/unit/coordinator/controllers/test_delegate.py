@@ -449,6 +449,7 @@ async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(h
 async def test_bytes_that_are_no_model_end_the_agreement(
     here: DelegateFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here.elsewhere.failures = 1  # so that it is not there before it is found to be bad
     grant = await here.grant()
 
     async def bad(*_: object) -> None:
