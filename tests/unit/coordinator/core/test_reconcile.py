@@ -23,7 +23,7 @@ from shoal.coordinator.core.placement import replicas
 from shoal.coordinator.core.placement.accuracy import batching_of
 from shoal.coordinator.core.placement.allocations import QuotaCaps
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Triple
+from shoal.coordinator.core.placement.model import Poisoning, Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
 from shoal.coordinator.core.workloads.model import Crashes, ReconcilerMemory
@@ -499,6 +499,26 @@ def test_a56_what_is_held_against_an_agreement_ends_after_it(tenant: str, is_kep
     assert len(count((one,), late)) == 1, "it still has the replica"
     assert len(count((), failures.CRASH_MEMORY_S)) == 1
     assert bool(count((), late)) == is_kept
+
+
+def test_a56_a_model_that_crashed_with_a_tenant_and_a_guest_is_poisoned_for_everybody_for_good() -> None:
+    """Of any number of guests one is remembered for it, the newest."""
+    triple, other = Triple(DIGEST, "cpu", "1"), Triple(DIGEST, "cpu", "2")
+    guests = tuple(Crashes(triple, 3, Elapsed(float(n)), (), f"{GUEST_TENANT}/{n}") for n in (2, 3, 1))
+    alone = Crashes(other, 3, Elapsed(1.0), (), f"{GUEST_TENANT}/1")
+    few = Crashes(triple, 2, Elapsed(4.0), (), f"{GUEST_TENANT}/4")
+    tenant = Crashes(triple, 3, Elapsed(1.0), (), "acme")
+    region = CoreRegion(node("a"))
+    late = Elapsed(5.0 + failures.CRASH_MEMORY_S)
+
+    def count(crashes: tuple[Crashes, ...]) -> tuple[Crashes, ...]:
+        return failures.count_crashes(ReconcilerMemory(crashes=crashes), region.fleet, {}, late, (DIGEST,))
+
+    left = count((tenant, few, alone, *guests))
+    assert left == (tenant, guests[1])
+    assert Poisoning(triple, "") in failures.poisonings(left)
+    assert count(failures.clear_crashes(left, DIGEST)) == (), "an operator found it right"
+    assert count((*guests, alone)) == ()
 
 
 def test_nothing_is_remembered_of_a_deleted_nodes_replicas() -> None:

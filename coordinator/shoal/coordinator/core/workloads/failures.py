@@ -45,10 +45,12 @@ def count_crashes(
     held = (
         frozenset(one.id for assignments in desired.values() for one in assignments) if memory.crashes else frozenset()
     )
+    lasting = _lasting_guests(memory.crashes)
     known = {
         (each.triple, each.requester): kept
         for each in memory.crashes
-        if each.triple.model in models and (kept := _relevant_crashes(each, memory.marks, held, now)) is not None
+        if each.triple.model in models
+        and (kept := _relevant_crashes(each, memory.marks, held, now, lasting)) is not None
     }
     for node in sorted(desired):
         state = fleet.nodes.get(node)
@@ -73,17 +75,29 @@ def count_crashes(
     return tuple(known[each] for each in sorted(known))
 
 
-def _relevant_crashes(crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed) -> Crashes | None:
+def _relevant_crashes(
+    crashes: Crashes, marks: Collection[str], held: Collection[str], now: Elapsed, lasting: Collection[Crashes]
+) -> Crashes | None:
     """The count without reports of assignments that are gone, which nobody repeats; None where it is of no more use.
     marks, held: assignments that exist.
 
-    Another region may give its next agreement another name, so what is held against one ends too.
+    Another region may give its next agreement another name, so what is held against one ends too, but for `lasting`.
     """
     seen = tuple(each for each in crashes.seen if each[0] in marks or each[0] in held)
-    may_end = crashes.count < POISON_AFTER or _is_guest(crashes.requester)
+    may_end = crashes.count < POISON_AFTER or (_is_guest(crashes.requester) and crashes not in lasting)
     if not seen and may_end and now - crashes.last_at > CRASH_MEMORY_S:
         return None
     return crashes if len(seen) == len(crashes.seen) else replace(crashes, seen=seen)
+
+
+def _lasting_guests(crashes: tuple[Crashes, ...]) -> frozenset[Crashes]:
+    """Of each triple that crashed with a tenant's requests and with guests', the count of the newest guest: what these
+    two show of the model holds for everybody, for as long as the tenant's count."""
+    poisonous = [each for each in crashes if each.count >= POISON_AFTER and each.requester]
+    with_tenant = {each.triple for each in poisonous if not _is_guest(each.requester)}
+    guests = [each for each in poisonous if _is_guest(each.requester) and each.triple in with_tenant]
+    newest = {each.triple: each for each in sorted(guests, key=lambda each: each.last_at)}
+    return frozenset(newest.values())
 
 
 def poisonings(crashes: tuple[Crashes, ...]) -> frozenset[Poisoning]:
