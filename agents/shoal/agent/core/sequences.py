@@ -340,10 +340,11 @@ class SessionLimits:
     ended_keep_s: float = 30.0
 
     def within(self, total: Bytes) -> "SessionLimits":
-        """With at most `total` for all tenants, and half of it for one, or the room of one session."""
+        """With at most `total` for all tenants, and half of it for one, and so for one session."""
         of_all = min(self.total_bytes, total)
-        of_tenant = max(of_all // 2, min(of_all, self.session_bytes))
-        return replace(self, total_bytes=of_all, tenant_bytes=min(self.tenant_bytes, of_tenant))
+        of_tenant = min(self.tenant_bytes, of_all // 2)
+        of_session = min(self.session_bytes, of_tenant)
+        return replace(self, total_bytes=of_all, tenant_bytes=of_tenant, session_bytes=of_session)
 
 
 def is_expired(entry: SessionEntry, now: Elapsed, limits: SessionLimits) -> bool:

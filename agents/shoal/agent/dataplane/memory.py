@@ -67,7 +67,7 @@ def budget_bytes(limit: int | None = None) -> int:
 
 def session_budget_bytes(limit: int, budget: int) -> int:
     """Bytes for what sessions keep, of a process that may take `limit` and has `budget` for messages: half as many,
-    and no more than a small limit leaves beside these; one session always has room."""
+    and no more than a small limit leaves beside these, but the bytes of the largest session at least."""
     return max(SESSION_BYTES, min(budget // 2, limit - BASELINE_BYTES - budget))
 
 

@@ -28,7 +28,7 @@ from shoal.simulator.world.rng import Rng
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Handover, SessionSource
 from shoal.types.units import Bytes, Elapsed, Seconds
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import SESSION_BYTES, WorkloadKey
 
 KEY = SequenceKey(WorkloadKey("default", "vad"), "7")
 NOW = Elapsed(100.0)
@@ -299,7 +299,7 @@ def test_a_session_handed_over_without_its_sequence_number_is_caught(monkeypatch
 def test_a_front_with_little_memory_keeps_fewer_bytes() -> None:
     limits = SessionLimits().within(Bytes(65 * 2**20))
     assert (limits.total_bytes, limits.tenant_bytes) == (65 * 2**20, 65 * 2**19)
-    assert limits.session_bytes <= limits.tenant_bytes, "the largest session has room"
+    assert limits.session_bytes == SESSION_BYTES, "the largest session has room"
     limits = SessionLimits().within(Bytes(46 * 2**20))
-    assert (limits.total_bytes, limits.tenant_bytes) == (46 * 2**20, limits.session_bytes), "here too"
+    assert (limits.total_bytes, limits.tenant_bytes, limits.session_bytes) == (46 * 2**20, 23 * 2**20, 23 * 2**20)
     assert SessionLimits().within(Bytes(2**30)) == SessionLimits()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.wait import until
+from shoal.agent.core.sequences import SessionLimits, check_room, check_size
 from shoal.agent.dataplane import ingress_admission as intake_module
 from shoal.agent.dataplane import memory as module
 from shoal.agent.dataplane.ingress_admission import (
@@ -30,6 +31,7 @@ from shoal.agent.dataplane.transport import CallRefused
 from shoal.agent.main.options import MIN_FRONT_MEMORY
 from shoal.host import memory as machine
 from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Bytes
 from shoal.types.workload import SESSION_BYTES
 
 MIB = 2**20
@@ -80,7 +82,18 @@ def test_a57_messages_and_sessions_together_stay_within_the_limit(limit: int) ->
     sessions = session_budget_bytes(limit, messages)
     assert module.BASELINE_BYTES + messages + sessions <= limit
     assert SESSION_BYTES <= sessions <= messages // 2
-    assert session_budget_bytes(128 * MIB, budget_bytes(128 * MIB)) == SESSION_BYTES, "one session always has room"
+    assert session_budget_bytes(128 * MIB, budget_bytes(128 * MIB)) == SESSION_BYTES, "at least"
+
+
+@pytest.mark.parametrize("limit", [128 * MIB, 192 * MIB, 240 * MIB, MIN_FRONT_MEMORY])
+def test_a57_the_sessions_of_one_tenant_leave_as_much_to_another(limit: int) -> None:
+    limits = SessionLimits().within(Bytes(session_budget_bytes(limit, budget_bytes(limit))))
+    largest = limits.session_bytes
+    assert largest >= SESSION_BYTES // 2
+    assert check_size(largest, 0, 0, limits) is None
+    assert check_size(largest, 0, limits.tenant_bytes, limits) is None, "of another tenant"
+    assert check_room(1, 0, limits.tenant_bytes, limits) is None
+    assert check_size(1, limits.tenant_bytes, limits.tenant_bytes, limits) is not None, "of the same"
 
 
 def test_a57_one_tenant_takes_no_more_than_half_and_no_one_more_than_all() -> None:
