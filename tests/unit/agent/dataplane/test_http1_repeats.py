@@ -77,6 +77,26 @@ async def test_a_head_that_is_the_same_is_read_once_and_its_bodies_are_their_own
     assert len(reads) == 1
 
 
+async def test_only_heads_of_admitted_requests_that_take_little_memory_are_kept(reads: list[int]) -> None:
+    many = [f"f{number}: 1" for number in range(200)]
+    await answers(Service(), *([request(1.0, *many)] * 3))
+    assert len(reads) == 3, "few bytes on the wire, and many in memory"
+    reads.clear()
+    connections, wire = Connections(1, 1), Wire()
+    place = connections.add("", wire.abort)
+    assert place is not None
+    server = Http1Server(RestMethods(Service(), IngressAdmission()), connections, lambda _: ClientIdentity())
+    connection = server.protocol(place)
+    connection.connection_made(wire)
+    for _ in range(3):
+        wire.sent.clear()
+        connection.data_received(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: wire.sent, 5.0, "an answer")
+    connection.connection_lost(None)
+    await asyncio.wait(server.tasks, timeout=5.0)
+    assert len(reads) == 3, "a stranger's, who needs no credential"
+
+
 async def test_what_a_head_says_of_its_own_request_counts_for_no_other(reads: list[int]) -> None:
     service = Service()
     ids = [request(1.0, f"shoal-request-id: r{number}") for number in (1, 2, 2, 1)]
