@@ -99,7 +99,8 @@ class Echo:
         return "acme" if is_open else None
 
     def tenant_of(self, call: InboundCall) -> str:
-        return "" if self.deny is not None else "acme"
+        self._see(call)
+        return "acme"
 
     def server_ready(self, call: InboundCall) -> bool:
         self._see(call)
@@ -624,6 +625,27 @@ async def test_calls_of_a_tenant_over_its_rate_are_counted_together(
     await asyncio.gather(*held)
     await until(lambda: not case.admission()._usage, 5.0, "all to leave")
     assert await case.client(bearer="secret-3").model("up")
+
+
+async def test_a_front_is_ready_for_a_caller_that_has_all_its_calls_inside(
+    case: TransportCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "CALLS_PER_CALLER", 1)
+    case.service.hold = asyncio.Event()
+    client = case.client()
+    held = asyncio.create_task(client.infer("up", TENSORS[:1]))
+    await until(lambda: case.service.inside == 1, 5.0, "a request inside")
+    asked = case.client()
+    assert await asked.ready()
+    assert (await asked.server())["name"] == "shoal"
+    if isinstance(asked, RestClient):
+        assert await asked.model_ready("up")
+    with pytest.raises(InferenceError, match="1 calls of this caller"):
+        await asked.model("up")
+    case.service.become(is_ready=False)
+    assert not await asked.ready()
+    case.service.hold.set()
+    await held
 
 
 async def test_a_tenant_with_too_many_inside_is_refused_until_one_ends(case: TransportCase) -> None:

@@ -213,6 +213,8 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{memory.MIN_BUDGET_BYTES // MIB} MiB to {memory.MAX_BUDGET_BYTES // MIB:,} MiB; "
             "of one tenant half of that"
         ),
+        "calls of a port that are answered from their head alone (readiness), of all callers, of one, and of one "
+        "tenant": f"{ingress.HEAD_CALLS:,}, {ingress.HEAD_CALLS_PER_CALLER}; {ingress.HEAD_CALLS_PER_PAYER}",
         "calls of a port that wait for news (health), of all callers and of one": (
             f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
         ),

@@ -17,7 +17,7 @@ from shoal.agent.core.route_tables import RequestEntry
 from shoal.agent.core.wakes import UnloadedReplica
 from shoal.agent.dataplane import model_messages
 from shoal.agent.dataplane import request as reading
-from shoal.agent.dataplane.auth import Caller
+from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller
 from shoal.agent.dataplane.caller_auth import CallerAuth
 from shoal.agent.dataplane.direct_requests import DirectMemo, DirectRequest, DirectRequests
 from shoal.agent.dataplane.dispatcher import RequestDispatcher
@@ -219,8 +219,8 @@ class DataPlane:
         return caller.tenant if gate is None or gate.is_open(self._clock.now()) else None
 
     def tenant_of(self, call: InboundCall) -> str:
-        caller = self._callers.find_caller(call)
-        return "" if caller is None else caller.payer
+        caller = self._callers.authenticate(call, READ_ROLES)
+        return caller.payer if caller.role in INFER_ROLES else ""
 
     def server_ready(self, call: InboundCall) -> bool:
         self._callers.authenticate_reader(call)

@@ -4,6 +4,7 @@ Inference requests and answers pass as bytes; only the small calls are parsed he
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -201,9 +202,8 @@ class GrpcMethods:
         """
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
-            known = call.identity is not None or not anonymous
             address = exchange.call.peer.rpartition(":")[0]
-            with self._begin_call(call) if known else self.admission.anonymous(address):
+            with self.admission.anonymous(address) if anonymous else self._begin_head_call(call):
                 await exchange.send(answer(call))
 
         def answer_now(carried: DirectCall, _: bytes) -> bool:
@@ -211,9 +211,8 @@ class GrpcMethods:
                 call = self._claims_of(carried)
                 if call.identity is None and anonymous:
                     return False
-                with self.admission.call(call.caller):
-                    answered = answer(call)
-                    content = answered if isinstance(answered, bytes) else answered.SerializeToString()
+                answered = answer(call)
+                content = answered if isinstance(answered, bytes) else answered.SerializeToString()
             except ShoalError:
                 return False
             if not carried.has_room(len(content)):
@@ -224,8 +223,7 @@ class GrpcMethods:
         return replace(self._streaming(handle, authenticates=not anonymous), answer_now=answer_now)
 
     def _small(self, kind: type[_M], answer: Callable[[InboundCall, _M], Awaitable[Message]]) -> MethodHandler:
-        """A method with small requests. `answer` authenticates; until then a call counts in the share of the claimed
-        caller."""
+        """A method with small requests."""
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
             with self._begin_call(call):
@@ -247,8 +245,12 @@ class GrpcMethods:
         return self._streaming(handle)
 
     def _begin_call(self, call: InboundCall, *, stream: bool = False) -> CallPlace:
-        """The place of a call that is no inference. Raises CallRefused(OVERLOADED)."""
+        """The place of a call that is no inference, once its caller is authenticated. Raises ShoalError."""
         return self.admission.call(call.caller, self._service.tenant_of(call), stream=stream)
+
+    def _begin_head_call(self, call: InboundCall) -> AbstractContextManager[None]:
+        """The same of a call that is answered from its head alone. Raises ShoalError."""
+        return self.admission.head_call(call.caller, self._service.tenant_of(call))
 
     async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
         """Read the next message of a method with small requests; None at the end of the call. Inside

@@ -25,6 +25,11 @@ CALLS: Final = 2048
 CALLS_PER_CALLER: Final = 512
 CALLS_PER_PAYER: Final = 3 * CALLS // 4
 """A tenant may have many credentials: what it leaves is as many as one other caller may have."""
+HEAD_CALLS: Final = 1024
+"""Concurrent calls that are answered from their head alone, as readiness is; they do not count in CALLS, so that a
+front with many calls still says that it is ready. They hold nothing but their response, until it is taken. A choice."""
+HEAD_CALLS_PER_CALLER: Final = HEAD_CALLS // 4
+HEAD_CALLS_PER_PAYER: Final = 3 * HEAD_CALLS // 4
 ANONYMOUS_CALLS: Final = 256
 """Concurrent calls of all unauthenticated callers; they do not count in CALLS."""
 ANONYMOUS_PER_ADDRESS: Final = 64
@@ -312,6 +317,8 @@ class IngressAdmission:
         self._calls = 0
         self._by_payer: dict[str, int] = {}
         """Open calls of each payer that is known."""
+        self._head_calls: Counter[str] = Counter()
+        self._head_calls_by_payer: Counter[str] = Counter()
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
         """Watches by caller, the oldest first."""
@@ -354,6 +361,25 @@ class IngressAdmission:
         held.streams -= stream
         if held.calls == 0:
             del self._usage[caller]
+
+    @contextmanager
+    def head_call(self, caller: str, payer: str) -> Iterator[None]:
+        """As `call`, for one that is answered from its head alone. Raises CallRefused(OVERLOADED)."""
+        mine, of_payer = self._head_calls[caller], self._head_calls_by_payer[payer] if payer else 0
+        total = self._head_calls.total()
+        if mine >= HEAD_CALLS_PER_CALLER or of_payer >= HEAD_CALLS_PER_PAYER or total >= HEAD_CALLS:
+            found = f"{mine} responses that this caller does not take, {of_payer} of its tenant, {total} of all"
+            asked = f"at most {HEAD_CALLS_PER_CALLER}, {HEAD_CALLS_PER_PAYER} and {HEAD_CALLS} at once"
+            raise _overload(found, asked)
+        self._head_calls[caller] += 1
+        self._head_calls_by_payer[payer] += 1
+        try:
+            yield
+        finally:
+            for counts, name in ((self._head_calls, caller), (self._head_calls_by_payer, payer)):
+                counts[name] -= 1
+                if not counts[name]:
+                    del counts[name]
 
     @contextmanager
     def anonymous(self, address: str) -> Iterator[None]:

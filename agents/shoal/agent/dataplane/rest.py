@@ -206,6 +206,17 @@ class _Generation:
         return taken
 
 
+def _is_readiness(method: str, path: tuple[str, ...]) -> bool:
+    """What load balancers and clients ask to learn whether there is a front: its load must not change the answer."""
+    match method, path:
+        case "GET", ("v2",) | ("v2", "health", "ready"):
+            return True
+        case "GET", ("v2", "models", _, "ready") | ("v2", "models", _, "versions", _, "ready"):
+            return True
+        case _:
+            return False
+
+
 class RestMethods:
     """Every method of a data port over REST."""
 
@@ -253,14 +264,15 @@ class RestMethods:
             ):
                 return await self._generate_stream(request, name, held)
             case _:
-                self._begin_small(request.call, held)
+                self._begin_small(request.call, held, is_head_call=_is_readiness(method, request.path))
                 return await self._answer_small(request, method)
 
-    def _begin_small(self, call: InboundCall, held: ExitStack) -> None:
-        """Count a call that is no inference until its response is sent. Raises ShoalError."""
-        if call.identity is None:
-            self._service.authenticate(InboundCall(bearer=call.bearer))
-        held.enter_context(self._admission.call(call.caller, self._service.tenant_of(call)))
+    def _begin_small(self, call: InboundCall, held: ExitStack, *, is_head_call: bool) -> None:
+        """Count a call that is no inference until its response is sent, once its caller is authenticated. Raises
+        ShoalError."""
+        payer = self._service.tenant_of(call)
+        begin = self._admission.head_call if is_head_call else self._admission.call
+        held.enter_context(begin(call.caller, payer))
 
     async def _answer_small(self, request: RestRequest, method: str) -> RestResponse:
         """Any other method. Raises ShoalError."""

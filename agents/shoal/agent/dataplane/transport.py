@@ -162,8 +162,8 @@ class InferenceService(Protocol):
         ...
 
     def tenant_of(self, call: InboundCall) -> str:
-        """Whose calls this one counts with, as `admit` gives it, whether or not the tenant is over its rate; empty
-        where the call is to be refused, or is no tenant's."""
+        """Whose calls one that is no inference counts with, as `admit` gives it, whether or not the tenant is over its
+        rate; empty where it is no tenant's. Called before it takes a place: raises where it is to be refused."""
         ...
 
     def server_ready(self, call: InboundCall) -> bool: ...

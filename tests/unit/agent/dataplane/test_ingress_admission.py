@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -152,6 +152,32 @@ def test_calls_are_counted_by_payer(monkeypatch: pytest.MonkeyPatch) -> None:
         each.leave()
     assert not intake._usage
     assert not intake._by_payer
+
+
+def test_calls_that_are_answered_from_their_head_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others are inside; but a caller that takes no response gets no more of them."""
+    monkeypatch.setattr(module, "CALLS", 0)
+    monkeypatch.setattr(module, "HEAD_CALLS", 8)
+    monkeypatch.setattr(module, "HEAD_CALLS_PER_PAYER", 6)
+    monkeypatch.setattr(module, "HEAD_CALLS_PER_CALLER", 3)
+    intake = IngressAdmission()
+    with ExitStack() as held:
+        last = held.enter_context(ExitStack())
+        last.enter_context(intake.head_call("token-1", "acme"))
+        for number in (1, 1, 2, 2, 2):
+            held.enter_context(intake.head_call(f"token-{number}", "acme"))
+        for caller, payer in (("token-1", "acme"), ("token-1", ""), ("token-3", "acme")):
+            with pytest.raises(ShoalError) as refused, intake.head_call(caller, payer):
+                raise AssertionError
+            assert refused.value.code is Code.OVERLOADED
+        for caller in ("viewer", "viewer"):
+            held.enter_context(intake.head_call(caller, ""))
+        with pytest.raises(ShoalError, match="8 of all"), intake.head_call("token-of-shop", "shop"):
+            raise AssertionError
+        last.close()
+        held.enter_context(intake.head_call("token-3", "acme"))
+    assert not intake._head_calls
+    assert not intake._head_calls_by_payer
 
 
 def test_answers_that_are_not_read_are_bounded() -> None:
