@@ -1,6 +1,6 @@
 """Calls that a front is to refuse take no place at its port; its own authentication decides."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -81,12 +81,14 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def code_of(client: OipClient, asked: str, claims: Metadata = NOTHING) -> str:
     """Why the client is refused a path over REST, or a method over gRPC."""
+    call: Awaitable[object]
+    if isinstance(client, RestClient):
+        call = client.checked_request("GET", asked, extra_metadata=claims)
+    else:
+        assert isinstance(client, GrpcClient)
+        call = client.call(asked, b"", extra_metadata=claims)
     with pytest.raises(InferenceError) as refused:
-        if isinstance(client, RestClient):
-            await client.checked_request("GET", asked, extra_metadata=claims)
-        else:
-            assert isinstance(client, GrpcClient)
-            await client.call(asked, b"", extra_metadata=claims)
+        await call
     return refused.value.code
 
 

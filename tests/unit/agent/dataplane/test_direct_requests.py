@@ -304,7 +304,9 @@ async def test_calls_of_a_tenant_count_as_its_own_while_it_is_over_its_rate(fron
     assert (front.plane.payer_of(CALL), front.plane.tenant_of(CALL)) == ("acme", "acme")
     front.configure(tenants=(TenantLimit("acme", rate=PerSecond(0.001)),))
     assert (front.plane.payer_of(CALL), front.plane.tenant_of(CALL)) == (None, "acme")
-    assert front.plane.tenant_of(InboundCall(bearer="of nobody")) == ""
+    with pytest.raises(ShoalError) as refused:
+        front.plane.tenant_of(InboundCall(bearer="of nobody"))
+    assert refused.value.code is Code.TOKEN_INVALID
 
 
 TENSORS = st.lists(st.binary(max_size=6), max_size=3)
