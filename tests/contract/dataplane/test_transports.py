@@ -1002,8 +1002,8 @@ async def test_a15_an_answer_that_nobody_takes_ends_without_a_traceback(
     for stream, method in ((1, "ServerReady"), (3, "ServerMetadata")):
         connection.open_stream(stream, f"/{SERVICE}/{method}", **said)
         connection.send_message(stream, b"", end=True)
-    await until(lambda: len(case.service.calls) >= 2, 5.0, "both calls inside")
-    await until(lambda: intake._calls == 0, 5.0, "the end of their time")
+    await until(lambda: intake._head_calls.total() == 2, 5.0, "both calls inside")
+    await until(lambda: not intake._head_calls, 5.0, "the end of their time")
     assert await case.client().ready()
     assert not connection.is_ended(1)
     connection.grant_window(1, 2**16)
