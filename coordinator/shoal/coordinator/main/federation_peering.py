@@ -5,7 +5,6 @@ The port opens when the region joins, or starts as a member. A region without a 
 
 import asyncio
 import socket
-from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -46,9 +45,9 @@ class FederationPeering:
         authority: FileAuthority,
         identity: ServerIdentity,
         audit: AuditTrail,
-        compute_for: Callable[[str], Compute],
+        compute: Compute,
     ) -> None:
-        """compute_for: as of `RegionalCoordinator.federate`."""
+        """compute: as of `RegionalCoordinator.federate`."""
         self._region = region
         self._name = region.config.name
         self._blobs = blobs
@@ -57,7 +56,7 @@ class FederationPeering:
         self._authority = authority
         self._identity = identity
         self._audit = audit
-        self._compute_for = compute_for
+        self._compute = compute
         self._clock = clock = region.context.clock
         self._meter = meter = region.context.meter
         self._server: Any = None
@@ -88,7 +87,7 @@ class FederationPeering:
             federation=self.federation,
             directory=lambda: self.membership.directory,
             rtt=lambda: self.membership.rtt,
-            compute_for=self._compute_for,
+            compute=self._compute,
         )
         if self.membership.current is not None:
             await self._open()

@@ -256,7 +256,7 @@ async def _lead(
         authority=authority,
         identity=identity,
         audit=audit,
-        compute_for=lambda caller: partial(pool.run, caller),
+        compute=partial(pool.run, "bids"),
     )
     await trading.start()
     named = BackupModels(blobs, lambda: (*region.workloads.catalog.models, *region.workloads.catalog.packs))

@@ -196,13 +196,13 @@ class RegionEngine:
     def moves_live(self) -> bool:
         return False
 
-    async def figures(self, key: WorkloadKey) -> TermValues | None:
+    def figures(self, key: WorkloadKey) -> TermValues | None:
         return own_values(self._what_if(key, explain=True))
 
     def has_budget(self, key: WorkloadKey) -> bool:
         return False
 
-    async def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
         return None
 
     def gateways(self) -> tuple[GatewayRef, ...]:

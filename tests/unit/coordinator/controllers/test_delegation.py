@@ -1,22 +1,17 @@
 """A whole region that has others run its work: documents in, routes to their gateways out, and home again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
 from harness.fakes.peers import FakePeers, FakeRegion
 from harness.fakes.region import FakeAgent, RegionFixture
 from shoal.coordinator.api.views import workload_views
-from shoal.coordinator.controllers.federation import local_region
 from shoal.coordinator.controllers.queries.delegation import delegation_previews
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.core.negotiation.trade_times import LOCAL_STABLE_S
-from shoal.coordinator.core.placement.model import PlacementPlan
-from shoal.coordinator.core.placement.place import place
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.offer import Directory, Member
@@ -25,7 +20,6 @@ from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
-T = TypeVar("T")
 
 
 def documents(delegate: str) -> list[tuple[str, str]]:
@@ -56,7 +50,7 @@ class Trading:
     members: tuple[Member, ...] = (Member("a", "a:7447", ("root-a",), "eu"),)
 
     @classmethod
-    async def open(cls, folder: Path, compute: Compute = inline) -> "Trading":
+    async def open(cls, folder: Path) -> "Trading":
         world = await RegionFixture.open(folder)
         await world.push()
         wire = FakePeers({"a": FakeRegion("a", world.clock)})
@@ -67,7 +61,6 @@ class Trading:
             federation=wire,
             directory=lambda: Directory("fed", 1, opened.members),
             rtt=lambda: {"a": Seconds(0.002)},
-            compute_for=lambda caller: compute,
         )
         await gateway.connect()
         return opened
@@ -169,74 +162,6 @@ async def test_it_comes_home_when_home_has_had_a_place_for_a_while_and_not_a_mom
     assert trading.routed_targets() == ["edge-1"]
     await trading.run(5.0)
     assert trading.wire.regions["a"].running_agreements == []
-
-
-class Beside:
-    """Where placements are computed: they have no answer while the gate is shut."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.count = 0
-        self.is_inside = False
-
-    async def compute(self, work: Callable[[], T], /) -> T:
-        await self.gate.wait()
-        self.count += 1
-        self.is_inside = True
-        try:
-            return work()
-        finally:
-            self.is_inside = False
-
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Beside:
-    made = Beside()
-
-    def place_inside(*args: Any, **options: Any) -> PlacementPlan:
-        assert made.is_inside, "it was computed on the loop"
-        return place(*args, **options)
-
-    monkeypatch.setattr(local_region, "place", place_inside)
-    return made
-
-
-async def test_whether_home_has_a_place_is_computed_beside_the_loop(tmp_path: Path, beside: Beside) -> None:
-    """It took 0.4 s of a loop with 1,000 nodes, every five seconds. Nothing is given up while that is not known."""
-    trading = await Trading.open(tmp_path, beside.compute)
-    await trading.apply(documents("when-infeasible"))
-    await trading.run(1.0)
-    beside.gate.clear()
-    edge = FakeAgent(trading.world, "edge-1")
-    await edge.connect()
-    trading.agents.append(edge)
-    origin = trading.world.region.origin
-    assert origin is not None
-    await trading.apply(documents("never"))
-    await trading.run(2.0)
-    assert trading.routed_targets() == ["a"], "it is served where it is"
-    before = beside.count
-    beside.gate.set()
-    for _ in range(50):
-        await trading.run(0.5)
-        assert trading.routed_targets() != [], "make before break"
-    assert trading.routed_targets() == ["edge-1"]
-    assert beside.count > before
-    origin.stop()
-    await trading.world.store.close()
-
-
-async def test_what_it_costs_at_home_is_computed_beside_the_loop(tmp_path: Path, beside: Beside) -> None:
-    trading = await Trading.open(tmp_path, beside.compute)
-    tenant = "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: default}\nspec: {quota: {cost: 3 USD/h}}\n"
-    await trading.apply([*documents("when-better"), ("t.yaml", tenant)])
-    await trading.run(3.0)
-    assert trading.routed_targets() == ["a"]
-    assert beside.count >= 3, "its figures here, and what is left of the budget when bids are ranked and when one wins"
-    assert trading.world.region.origin is not None
-    trading.world.region.origin.stop()
-    await trading.world.store.close()
 
 
 @pytest.mark.parametrize(("cost", "ends"), [(0.01, ["a"]), (1000.0, ["edge-1"])])

@@ -115,13 +115,13 @@ class FakeLocalRegion:
     def moves_live(self) -> bool:
         return False
 
-    async def figures(self, key: WorkloadKey) -> TermValues | None:
+    def figures(self, key: WorkloadKey) -> TermValues | None:
         return self.own
 
     def has_budget(self, key: WorkloadKey) -> bool:
         return self.budget is not None
 
-    async def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
         return self.budget
 
     def gateway_revocations(self) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ async def test_the_port_for_peers_is_not_shared_either(tmp_path: Path) -> None:
             authority=authority,
             identity=identity,
             audit=audit,
-            compute_for=lambda caller: inline,
+            compute=inline,
         )
         for _ in range(2)
     )

@@ -25,7 +25,7 @@ from shoal.coordinator.core.workloads.cross_region_state import (
     ReturnCooldown,
 )
 from shoal.coordinator.ports import Clock
-from shoal.types.workload import DelegationMode, Intent
+from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 
 
 class DelegationDemands:
@@ -39,20 +39,16 @@ class DelegationDemands:
         self._observations = observations
         self._clock = clock
 
-    def demand(self, state: WorkloadTrade, intent: Intent | None) -> DelegationDemand | None:
-        """The demand of the trade's workload now; None: whether it has a place here is being computed. intent: None
-        where it must not be delegated."""
+    def demand(self, state: WorkloadTrade, intent: Intent | None) -> DelegationDemand:
+        """The demand of the trade's workload now. intent: None where it must not be delegated."""
         key = state.workload
-        if intent is None and self._intents.get(key) is None:
-            return DelegationDemand(DelegationNeed.NOTHING, "", is_served_locally=True)
-        local = self._local_region.placement(key)
-        if local is None:
-            return None
-        if intent is None:  # without a place here there is nothing to wait for
+        if intent is None:
             return DelegationDemand(
-                DelegationNeed.NOTHING, "", is_served_locally=local.serves or not local.is_placeable
+                DelegationNeed.NOTHING,
+                "",
+                is_served_locally=self._intents.get(key) is None or self._serves_or_has_no_place(key),
             )
-        move = self._local_region.cross_region_state(key)
+        local, move = self._local_region.placement(key), self._local_region.cross_region_state(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         asked, live = self._intents.request_hash(intent), self._local_region.moves_live
         fails = self._observations.is_failing(state.active_agreement)
@@ -100,6 +96,11 @@ class DelegationDemands:
 
     def _failing_agreement(self, state: WorkloadTrade) -> str:
         return self._observations.failing_agreement(trade.serving_agreements(state, self._clock.now()))
+
+    def _serves_or_has_no_place(self, key: WorkloadKey) -> bool:
+        """Whether there is nothing to wait for in this region."""
+        local = self._local_region.placement(key)
+        return local.serves or not local.is_placeable
 
 
 def _agreement(phase: TradePhase) -> str:

@@ -4,13 +4,11 @@ them.
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from shoal.coordinator.controllers.fleet.controller import FleetController
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.migration.budget import cross_region_hold
 from shoal.coordinator.core.migration.cross_region import cross_region_states, region_exclusions
@@ -23,7 +21,6 @@ from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.core.workloads.service_reports import service_report
 from shoal.coordinator.ports import Clock
 from shoal.types.agreement import GUEST_TENANT, GatewayRef, ServiceReport
-from shoal.types.codes import ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
@@ -50,10 +47,7 @@ class LocalRegion(Protocol):
         ...
 
     def profiles(self) -> Mapping[str, ModelProfile]: ...
-    def placement(self, key: WorkloadKey) -> LocalPlacement | None:
-        """None: that is being computed, since another region began to run it."""
-        ...
-
+    def placement(self, key: WorkloadKey) -> LocalPlacement: ...
     def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
         """State of the workload's cross-region migration; None: there is none."""
         ...
@@ -71,7 +65,7 @@ class LocalRegion(Protocol):
         """Whether workloads return to this region by a live move."""
         ...
 
-    async def figures(self, key: WorkloadKey) -> TermValues | None:
+    def figures(self, key: WorkloadKey) -> TermValues | None:
         """Figures of the best placement here (`offer_selection.own_values`); None: it has no place here."""
         ...
 
@@ -84,7 +78,7 @@ class LocalRegion(Protocol):
         """Whether the workload's tenant has a budget."""
         ...
 
-    async def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
         """What other workloads of its tenant, here and in other regions, leave of the budget; None: it has none."""
         ...
 
@@ -101,16 +95,10 @@ class LocalRegion(Protocol):
 class LocalRegionAdapter:
     """Implements LocalRegion over the region's own controllers."""
 
-    def __init__(
-        self, workloads: WorkloadsController, fleet: FleetController, clock: Clock, compute: Compute = inline
-    ) -> None:
-        """compute: where placements run, which take as long as a plan of the region: one at a time."""
+    def __init__(self, workloads: WorkloadsController, fleet: FleetController, clock: Clock) -> None:
         self._workloads = workloads
         self._fleet = fleet
         self._clock = clock
-        self._compute = compute
-        self._computing = asyncio.Lock()
-        self._check: asyncio.Task[None] | None = None
         self._intents: tuple[tuple[Intent, ...], tuple[Intent, ...]] = ((), ())
         self._plans: tuple[PlacementPlan | None, dict[WorkloadKey, WorkloadPlan]] = (None, {})
         self._check_at = Elapsed(-math.inf)
@@ -126,12 +114,7 @@ class LocalRegionAdapter:
     def profiles(self) -> Mapping[str, ModelProfile]:
         return self._workloads.catalog.profiles
 
-    def stop(self) -> None:
-        """Cancels what is being computed."""
-        if self._check is not None:
-            self._check.cancel()
-
-    def placement(self, key: WorkloadKey) -> LocalPlacement | None:
+    def placement(self, key: WorkloadKey) -> LocalPlacement:
         """By the last step's plan. A workload that the plan does not have yet counts as placeable."""
         latest = self._workloads.last_plan
         if self._plans[0] is not latest:
@@ -140,8 +123,7 @@ class LocalRegionAdapter:
         if plan is None:
             return LocalPlacement(is_placeable=True, serves=False)
         if plan.elsewhere:
-            found = self._has_place(key)
-            return LocalPlacement(found, serves=False) if found is not None else None
+            return LocalPlacement(self._has_place(key), serves=False)
         return LocalPlacement(plan.refusal is None, self._serves(plan))
 
     def cross_region_state(self, key: WorkloadKey) -> CrossRegionState | None:
@@ -161,8 +143,8 @@ class LocalRegionAdapter:
     def moves_live(self) -> bool:
         return True
 
-    async def figures(self, key: WorkloadKey) -> TermValues | None:
-        plan = (await self._place(explain=(key,), as_if_local=(key,))).of(key)
+    def figures(self, key: WorkloadKey) -> TermValues | None:
+        plan = place(self._workloads.inputs(), explain=(key,), as_if_local=(key,)).of(key)
         return own_values(plan) if plan is not None else None
 
     @property
@@ -173,8 +155,10 @@ class LocalRegionAdapter:
         quota = self._workloads.catalog.quotas.get(key.tenant)
         return quota is not None and quota.cost is not None
 
-    async def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
-        return (await self._place(explain=False)).budget_left(key) if self.has_budget(key) else None
+    def budget_left(self, key: WorkloadKey) -> UsdPerHour | None:
+        if not self.has_budget(key):
+            return None
+        return place(self._workloads.inputs(), explain=False).budget_left(key)
 
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self._fleet.fleet)
@@ -190,24 +174,13 @@ class LocalRegionAdapter:
         away = self._workloads.routes_to_other_region(plan.workload)
         return not away and self._workloads.endpoints(plan.workload) >= plan.wanted > 0
 
-    def _has_place(self, key: WorkloadKey) -> bool | None:
-        """By the last check, while the next one is computed; None: there was none that looked at it."""
-        is_due = self._clock.now() >= self._check_at or key not in self._has_place_cache
-        if is_due and (self._check is None or self._check.done()):
-            self._check = asyncio.create_task(self._check_places())
-        return self._has_place_cache.get(key)
-
-    async def _check_places(self) -> None:
-        away = frozenset(each.workload for each in self._plans[1].values() if each.elsewhere)
-        with suppress(ShoalError):  # too much to compute: the next look is the next try
-            found = {each.workload: each.refusal is None for each in (await self._place(as_if_local=away)).workloads}
+    def _has_place(self, key: WorkloadKey) -> bool:
+        now = self._clock.now()
+        if now >= self._check_at or key not in self._has_place_cache:
+            self._check_at = Elapsed(now + PLACE_CHECK_S)
+            inputs = self._workloads.inputs()
+            away = {*inputs.elsewhere, *(each.workload for each in self._plans[1].values() if each.elsewhere)}
+            plans = place(inputs, explain=False, as_if_local=away).workloads
+            found = {each.workload: each.refusal is None for each in plans}
             self._has_place_cache = {each: found.get(each, False) for each in away}
-            self._check_at = Elapsed(self._clock.now() + PLACE_CHECK_S)
-
-    async def _place(
-        self, *, explain: Literal[False] | tuple[WorkloadKey, ...] = False, as_if_local: Collection[WorkloadKey] = ()
-    ) -> PlacementPlan:
-        """A plan of the region as it is when its turn comes."""
-        async with self._computing:
-            inputs = self._workloads.inputs_as_of_now()
-            return await self._compute(lambda: place(inputs(), explain=explain, as_if_local=as_if_local))
+        return self._has_place_cache.get(key, False)

@@ -137,7 +137,7 @@ class OriginController:
         self._last_demands = {key: last for key, last in self._last_demands.items() if key in self.trades}
         for key in sorted(may | self.trades.keys()):
             demand = self._demands.demand(self._trade_of(key), self._intents.get(key) if key in may else None)
-            if demand is not None and self._is_due(key, demand):
+            if self._is_due(key, demand):
                 await self.handle(key, demand)
                 self._last_demands[key] = (demand, self.trades.get(key))
         await self._account()
@@ -160,7 +160,7 @@ class OriginController:
             # The region's step and other awards wait, so that what is left of the budget is given out once.
             async with self._local_region.step_lock:
                 if await self._read_uncertain():
-                    terms = replace(event.terms, budget=await self._local_region.budget_left(key))
+                    terms = replace(event.terms, budget=self._local_region.budget_left(key))
                     await self._handle(key, replace(event, terms=terms))
         else:
             await self._handle(key, event)

@@ -67,7 +67,7 @@ class Solicitor:
         self, intent: Intent, profiles: Mapping[str, ModelProfile], own: TermValues | None
     ) -> IndicativeResult:
         """What others would offer for a proposed workload, in both rounds; nothing is held."""
-        name, terms = self._ids.name("t"), await self._terms(intent, own)
+        name, terms = self._ids.name("t"), self._terms(intent, own)
         asked = self._solicitation(intent, profiles, name, 1, None, indicative=True)
         choice = await self._choose_indicative(asked, terms)
         step = choice.relaxation
@@ -99,7 +99,7 @@ class Solicitor:
         """The terms now, and with other regions the best of their indicative offers. None where the workload must not
         be delegated.
         """
-        intent, terms = self._intents.get(key), await self.terms_of(key)
+        intent, terms = self._intents.get(key), self.terms_of(key)
         if intent is None or terms is None:
             return None
         if not with_other_regions:
@@ -108,16 +108,15 @@ class Solicitor:
         asked = self._solicitation(intent, profiles, self._ids.name("t"), 1, None, indicative=True)
         return terms, (await self._choose_indicative(asked, replace(terms, own=None))).winner
 
-    async def terms_of(self, key: WorkloadKey) -> DelegationTerms | None:
+    def terms_of(self, key: WorkloadKey) -> DelegationTerms | None:
         """The terms to rank offers by now; None where the workload must not be delegated."""
         intent = self._intents.get(key)
         if intent is None or intent.delegation.mode is DelegationMode.NEVER:
             return None
-        return await self._terms(intent, await self._local_region.figures(key))
+        return self._terms(intent, self._local_region.figures(key))
 
-    async def _terms(self, intent: Intent, own: TermValues | None) -> DelegationTerms:
-        budget = await self._local_region.budget_left(intent.key)
-        exclusions = self._local_region.exclusions(intent.key)
+    def _terms(self, intent: Intent, own: TermValues | None) -> DelegationTerms:
+        exclusions, budget = self._local_region.exclusions(intent.key), self._local_region.budget_left(intent.key)
         return terms_for(intent, own, self._access.rtt(), self._reputation.trust, exclusions, budget)
 
     async def _choose_indicative(self, asked: Solicitation, terms: DelegationTerms) -> OfferSelection:

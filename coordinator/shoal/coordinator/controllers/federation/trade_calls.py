@@ -117,7 +117,7 @@ class TradeCalls:
         heard, unheard = await self._solicitor.ask_round(key, effect)
         answers = tuple(each.content for each in heard)
         evidence = {each.signer: each.evidence for each in heard}
-        terms, wall = await self._solicitor.terms_of(key), self._clock.wall()
+        terms, wall = self._solicitor.terms_of(key), self._clock.wall()
         answered = RoundAnswered(effect.solicitation, effect.round, answers, terms, evidence, unheard, wall)
         await self._on_outcome(key, answered)
 

@@ -212,7 +212,6 @@ class RegionalCoordinator:
         self._restored_store = RestoredStoreDetector(self.fence, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(context, blobs, inspector, lambda: self.workloads.catalog, self.workloads.adopt)
         self._directory: Callable[[], Directory | None] = lambda: None
-        self._local_region: LocalRegionAdapter | None = None
         self.origin: OriginController | None = None
         """Workloads that others run for this region; None until `federate`."""
         self.delegate: DelegateController | None = None
@@ -272,23 +271,20 @@ class RegionalCoordinator:
         federation: FederationLink | None,
         directory: Callable[[], Directory | None],
         rtt: Callable[[], Mapping[str, Seconds]],
-        compute_for: Callable[[str], Compute] = lambda caller: inline,
+        compute: Compute = inline,
     ) -> None:
         """Enables trading with the regions of `directory`, where documents allow it. Call after `start` and before
-        `run`; without it nothing is delegated, and nothing is run for others. compute_for: where the placements of one
-        kind of caller run, each of which takes as long as a plan of the region.
+        `run`; without it nothing is delegated, and nothing is run for others. compute: where bids for
+        others are computed, each of which takes as long as a plan of the region.
 
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE).
         """
         self._directory = directory
         access = FederationAccess(peers, federation, directory, rtt)
-        self._local_region = LocalRegionAdapter(
-            self.workloads, self.fleet, self.clock, compute_for("workloads that may be delegated")
-        )
         self.origin = OriginController(
             self.context,
             self.ledger,
-            self._local_region,
+            LocalRegionAdapter(self.workloads, self.fleet, self.clock),
             access,
             on_change=self._adopt_delegations,
             on_end=self.traces.on_end,
@@ -302,7 +298,7 @@ class RegionalCoordinator:
             origin=self.origin,
             on_change=self._adopt_delegations,
             terms=self.config.terms,
-            compute=compute_for("bids"),
+            compute=compute,
             thread_time=self._thread_time,
         )
         await self.origin.start()
@@ -369,8 +365,6 @@ class RegionalCoordinator:
         if self.origin is not None and self.delegate is not None:
             self.origin.stop()
             self.delegate.stop()
-        if self._local_region is not None:
-            self._local_region.stop()
 
     def _on_answer(self, node: str, answer: LogLines | SpansFound) -> None:
         if isinstance(answer, LogLines):
