@@ -30,6 +30,11 @@ class TokenBucket:
         self._fill(now)
         self._level = max(0.0, self._level - amount)
 
+    def charge(self, now: Elapsed, amount: float) -> None:
+        """Takes what something turned out to cost, which may be more than is left: the caller then owes it."""
+        self._fill(now)
+        self._level -= amount
+
     def should_audit(self, now: Elapsed) -> bool:
         """True at most once in AUDIT_INTERVAL_S, so that an attacker cannot flood the audit log."""
         if self._audited is not None and now - self._audited < AUDIT_INTERVAL_S:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from shoal.coordinator.controllers.federation import bidder
 from shoal.coordinator.controllers.federation.bidder import OPEN_OF_ORIGIN
 from shoal.coordinator.core.negotiation.bid import answer_solicitation
 from shoal.coordinator.core.workloads.invariants import check
+from shoal.types.agreement import Release
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.offer import Answer, Decline, Offer
@@ -182,6 +184,54 @@ async def test_what_takes_long_to_compute_may_be_asked_for_less_often(here: Dele
     assert isinstance(await ask(here, "s-3", "us-west"), Offer), "another region is charged for its own"
     here.world.clock.advance(2.0)
     assert isinstance(await ask(here, "s-4"), Offer)
+
+
+async def test_an_origin_that_asks_again_at_once_has_half_of_the_time(here: DelegateFixture, beside: Beside) -> None:
+    """Time goes on while bids are computed."""
+    clock, beside.took_s, busy_s = here.world.clock, 0.8, 0.0
+
+    async def pass_time(number: int) -> None:
+        clock.advance(beside.took_s)
+
+    beside.then = pass_time
+    for number in range(2):
+        began, busy_s = clock.now(), 0.0
+        while clock.now() < began + 60:
+            before = len(beside.locked)
+            with suppress(ShoalError):  # OVERLOADED
+                await ask(here, f"s-{clock.now()}", indicative=True)
+            busy_s += beside.took_s * (len(beside.locked) - before)
+            clock.advance(0.05)
+        if number:  # the first minute has what may come at once
+            assert 0.4 < busy_s / (clock.now() - began) < 0.55
+
+
+async def test_a_bid_that_is_ready_too_late_holds_nothing(here: DelegateFixture, beside: Beside) -> None:
+    async def pass_time(number: int) -> None:
+        here.world.clock.advance(1.8)
+
+    beside.then = pass_time
+    assert await refusal_of(ask(here, "s-1", answer_s=Seconds(1.0))) is Code.OVERLOADED
+    assert here.bids.open_count == 0
+    assert beside.locked == [False], "and is not computed again"
+
+
+async def test_what_an_origin_gives_up_meanwhile_has_no_bid_computed_anew(
+    here: DelegateFixture, beside: Beside
+) -> None:
+    """Otherwise it could have each bid computed while steps wait."""
+    held = [await ask(here, f"s-{number}") for number in range(3)]
+
+    async def release(number: int) -> None:
+        offer = held.pop()
+        assert isinstance(offer, Offer)
+        await here.bids.on_release(signed_message(Release(offer.solicitation, offer.id, "us-east"), "us-east"))
+
+    beside.locked.clear()
+    beside.then = release
+    assert isinstance(await ask(here, "s-3"), Offer)
+    assert beside.locked == [False]
+    assert check(here.world.region.workloads.snapshot()) == ()
 
 
 async def test_who_is_not_traded_with_takes_no_turn(here: DelegateFixture, beside: Beside) -> None:

@@ -19,6 +19,7 @@ from shoal.coordinator.controllers.federation.standings import REGIONS_MOST
 from shoal.coordinator.controllers.log.context import ControllerContext
 from shoal.coordinator.controllers.workloads.apply import Compute
 from shoal.coordinator.controllers.workloads.looks import MOST_LOOKS
+from shoal.coordinator.controllers.workloads.node_marks import are_within
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.bid import BidAnswer, answer_solicitation
@@ -59,6 +60,13 @@ class _ShareTerms:
     used: tuple[Reservation, ...]
     # The part of it that was not awarded.
     unawarded: tuple[Reservation, ...]
+
+    def still_allow(self, now: "_ShareTerms") -> bool:
+        """Whether what the origin could hold it still can: an origin that gives up or is granted what it holds changes
+        nothing."""
+        return (
+            now.trades == self.trades and are_within(now.used, self.used) and are_within(now.unawarded, self.unawarded)
+        )
 
 
 class Bidder:
@@ -113,13 +121,13 @@ class Bidder:
         async with self._exclusive():
             if (known := self._known_answer(asked)) is not None:
                 return known
+        late_at = Elapsed(self._clock.now() + asked.answer_s)
         async with self._turn(asked):
-            return await self._bid(asked, bucket)
+            return await self._bid(asked, bucket, late_at)
 
     @asynccontextmanager
     async def _turn(self, asked: Solicitation) -> AsyncIterator[None]:
-        """Origins take turns. One that is not computed in the time that the origin waits is of no use."""
-        late_at = self._clock.now() + asked.answer_s
+        """Origins take turns."""
         origin = self._origins.get(asked.origin) or _Origin()
         if origin.open_count >= OPEN_OF_ORIGIN or sum(each.open_count for each in self._origins.values()) >= OPEN_MOST:
             raise self._overload(asked.origin, f"{OPEN_OF_ORIGIN} at a time, {OPEN_MOST} of all regions")
@@ -127,8 +135,6 @@ class Bidder:
         origin.open_count += 1
         try:
             async with origin.turn, self._computing:
-                if self._clock.now() > late_at:
-                    raise self._overload(asked.origin, "what can be computed in the time that they wait")
                 yield
         finally:
             origin.open_count -= 1
@@ -139,25 +145,34 @@ class Bidder:
         self._meter.count(metrics.SOLICITATIONS_REFUSED, counterpart=origin)
         return refuse(Code.OVERLOADED, f"too many solicitations of {origin}", limit, "ask less")
 
-    async def _bid(self, asked: Solicitation, bucket: TokenBucket) -> Answer:
-        """What the bid depends on must be the same when it is held, or it is computed anew; the last time no step of
+    def _check_time(self, asked: Solicitation, late_at: Elapsed) -> None:
+        """A bid that its origin does not wait for any more holds nothing, and is not computed."""
+        if self._clock.now() > late_at:
+            raise self._overload(asked.origin, "what can be computed in the time that they wait")
+
+    async def _bid(self, asked: Solicitation, bucket: TokenBucket, late_at: Elapsed) -> Answer:
+        """What the bid depends on must still be there when it is held, or it is computed anew; the last time no step of
         the region runs meanwhile. An answer that holds nothing was true when it was asked for."""
         for _ in range(MOST_LOOKS - 1):
+            self._check_time(asked, late_at)
             async with self._exclusive():
                 if (known := self._known_answer(asked)) is not None:
                     return known
-                work, is_same = self._look(asked)
+                work, still_holds = self._look(asked)
             told = await self._computed(work, bucket)
             async with self._exclusive():
                 if (known := self._known_answer(asked)) is not None:
                     return known
-                if not told.reservations or is_same(told):
+                self._check_time(asked, late_at)
+                if not told.reservations or still_holds(told):
                     return await self._hold(asked, told)
         async with self._exclusive():
             if (known := self._known_answer(asked)) is not None:
                 return known
             work, _ = self._look(asked)
-            return await self._hold(asked, await self._computed(work, bucket))
+            told = await self._computed(work, bucket)
+            self._check_time(asked, late_at)
+            return await self._hold(asked, told)
 
     def _known_answer(self, asked: Solicitation) -> Answer | None:
         """The answer that needs no placement; None: there is none."""
@@ -189,11 +204,11 @@ class Bidder:
                 standing=standing,
             )
 
-        def is_same(told: BidAnswer) -> bool:
+        def still_holds(told: BidAnswer) -> bool:
             nodes = {each.slot.node for each in told.reservations}
-            return self._share_terms(asked) == terms and room.is_same(self._workloads.room(), nodes)
+            return terms.still_allow(self._share_terms(asked)) and room.still_has(self._workloads.room(), nodes)
 
-        return work, is_same
+        return work, still_holds
 
     def _share_terms(self, asked: Solicitation) -> _ShareTerms:
         now, origin = self._clock.now(), asked.origin
@@ -217,7 +232,7 @@ class Bidder:
         try:
             return await self._compute(run_timed)
         finally:
-            bucket.spend(self._clock.now(), SOLICITATIONS_PER_S * took_s / COMPUTING_SHARE)
+            bucket.charge(self._clock.now(), SOLICITATIONS_PER_S * took_s / COMPUTING_SHARE)
 
     async def _hold(self, asked: Solicitation, told: BidAnswer) -> Answer:
         """The answer, once its room is held."""

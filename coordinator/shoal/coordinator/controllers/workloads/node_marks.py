@@ -1,5 +1,6 @@
 """What an answer about some nodes depends on, to tell later whether it still holds."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,17 +20,23 @@ class RoomMark:
     # What is kept for guest workloads.
     reserved: tuple[Reservation, ...]
 
-    def is_same(self, other: "RoomMark", nodes: Collection[str]) -> bool:
-        """Whether both are the same on these nodes. Compares nodes by identity: it is called on the loop."""
+    def still_has(self, now: "RoomMark", nodes: Collection[str]) -> bool:
+        """Whether what fitted on these nodes still fits: they are the same, and no more is kept there. Compares nodes
+        by identity: it is called on the loop."""
         return (
-            are_same([self.nodes.get(each) for each in nodes], [other.nodes.get(each) for each in nodes])
-            and are_same([self.desired.get(each) for each in nodes], [other.desired.get(each) for each in nodes])
-            and _on(self.reserved, nodes) == _on(other.reserved, nodes)
+            are_same([self.nodes.get(each) for each in nodes], [now.nodes.get(each) for each in nodes])
+            and are_same([self.desired.get(each) for each in nodes], [now.desired.get(each) for each in nodes])
+            and are_within(_on(now.reserved, nodes), _on(self.reserved, nodes))
         )
 
 
 def are_same(these: Sequence[object], those: Sequence[object]) -> bool:
     return len(these) == len(those) and all(one is other for one, other in zip(these, those, strict=True))
+
+
+def are_within(some: Sequence[Reservation], others: Sequence[Reservation]) -> bool:
+    """Whether the others have all of them."""
+    return not Counter(some) - Counter(others)
 
 
 def _on(reserved: Sequence[Reservation], nodes: Collection[str]) -> list[Reservation]:
