@@ -8,8 +8,7 @@ from shoal.agent.driver_port import DeviceAccess, DeviceDriver, EmulatedPace
 from shoal.agent.ports import AgentClock, FrontControl, FrontStats, Log, WorkerPool, WorkerStats
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind, Reading, SilentDevice
-from shoal.types.readings import with_unknown_for_absurd
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Elapsed, Seconds, Wall, Watts
 
 EventReporter = Callable[[str, str, str], None]
 """(code, subject, message): writes to the log now, and sends to the region while there is a link."""
@@ -128,11 +127,11 @@ class NodeMonitor:
             del self._silent_devices[device]
             if device in self._unmeasured_devices:
                 self._returned_devices.add(device)
-        if device in self._unmeasured_devices:
-            return None
-        # One figure that cannot be true would have the region distrust the node.
-        known, _ = with_unknown_for_absurd(self._with_work_energy(reading, driver.access(device).pace))
-        return known
+        return (
+            None
+            if device in self._unmeasured_devices
+            else _without_infinities(self._with_work_energy(reading, driver.access(device).pace))
+        )
 
     def take_returned_devices(self) -> tuple[str, ...]:
         """Devices that were lost and answer again. Each is returned once; the caller probes it."""
@@ -229,3 +228,19 @@ def _requests(stats: WorkerStats) -> int:
 
 def _joules(stats: WorkerStats) -> float:
     return math.fsum(each.joules for each in stats.served if not math.isnan(each.joules))
+
+
+def _without_infinities(reading: Reading) -> Reading:
+    """Replace infinite values by NaN. An infinite reading is no measurement, and one bad value must not make the whole
+    status unserialisable, which would silence the node."""
+    return replace(
+        reading,
+        utilisation=_nan_if_infinite(reading.utilisation),
+        temperature_c=_nan_if_infinite(reading.temperature_c),
+        power_w=Watts(_nan_if_infinite(reading.power_w)),
+        energy_j=_nan_if_infinite(reading.energy_j),
+    )
+
+
+def _nan_if_infinite(value: float) -> float:
+    return math.nan if math.isinf(value) else value
