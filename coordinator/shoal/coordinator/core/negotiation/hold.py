@@ -99,7 +99,7 @@ class StoppingBid:
     ends_s: Seconds
     # End of the service.
     ends: Elapsed
-    # The other side knows of the notice.
+    # The other side knows that it ends by then.
     told: bool
     # Discriminator of the stored form.
     kind: Literal["stopping"] = "stopping"
@@ -369,7 +369,7 @@ def _step_stopping(
             if notice.ends_s <= 0:
                 gone = ClosedBid(granted.offer, granted.award.agreement, state.code, _memory_end(now, terms))
                 return gone, (LedgerTransition("ended", state.code),)
-            return replace(state, told=True), ()
+            return replace(state, told=state.told or now + notice.ends_s <= state.ends), ()
         case NoticeAcknowledged():
             return replace(state, told=True), ()
         case OwnNotice(ends_s=ends_s) if now + ends_s < state.ends:

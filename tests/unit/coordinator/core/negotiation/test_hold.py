@@ -237,6 +237,17 @@ def test_own_notice_ends_sooner_what_the_origin_ends_later_and_the_origin_is_tol
     assert after(STOPPING, (3.0, OWN_NOTICE))[0] == STOPPING, "the origin's ends sooner"
 
 
+def test_the_origins_notice_of_a_later_end_leaves_it_to_be_told_of_the_sooner_one() -> None:
+    own, _ = after(GRANTED, (2.0, OriginNotice(notice(100.0))), (3.0, OWN_NOTICE))
+    repeated, _ = after(own, (4.0, OriginNotice(notice(98.0))))
+    assert repeated == own
+    for event in (OriginNotice(notice(18.9)), NoticeAcknowledged()):
+        told, _ = after(own, (4.0, event))
+        assert isinstance(own, StoppingBid)
+        assert told == replace(own, told=True)
+        assert after(told, (4.1, OriginNotice(notice(97.0))))[0] == told, "what it knows it does not forget"
+
+
 def test_what_does_not_run_takes_neither_renewal_nor_notice() -> None:
     for event in (RenewalReceived(renewal(1)), OriginNotice(notice(5.0)), OWN_NOTICE):
         state, effects = after(HELD, (1.0, event))
