@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from shoal.coordinator.core.negotiation import trade_times
-from shoal.coordinator.core.negotiation.message_rules import gateways_that_call
+from shoal.coordinator.core.negotiation.message_rules import duration_that_counts, gateways_that_call
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal
 from shoal.types.codes import Code, Refusal
@@ -242,7 +242,7 @@ def restore(state: BidState, now: Elapsed, terms: HoldTerms = DEFAULTS) -> BidSt
             return replace(state, until=_lease_end(now, terms))
         case StoppingBid():
             granted = replace(state.granted, until=_lease_end(now, terms))
-            ends_s = Seconds(min(state.ends_s, NOTICE_MOST_S))  # an older version stored what the origin said
+            ends_s = duration_that_counts(state.ends_s, NOTICE_MOST_S)  # an older version stored what the origin said
             return replace(state, granted=granted, ends_s=ends_s, ends=Elapsed(now + ends_s))
         case ClosedBid():
             return replace(state, until=_memory_end(now, terms))

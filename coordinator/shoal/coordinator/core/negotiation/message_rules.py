@@ -45,6 +45,12 @@ def message_refusal(message: object) -> Refusal | None:
     return None
 
 
+def duration_that_counts(said: Seconds, most: Seconds) -> Seconds:
+    """Of a duration that another region said: at most `most`, and 0 for one that `message_refusal` refuses. Older
+    versions stored such ones."""
+    return Seconds(min(said, most)) if said >= 0 else Seconds(0.0)
+
+
 def gateways_to_call(gateways: tuple[GatewayRef, ...]) -> tuple[GatewayRef, ...]:
     """Those of a delegate's gateways that requests may go to."""
     return tuple(each for each in _named(gateways, GATEWAYS_MOST) if is_dialable(each.address))

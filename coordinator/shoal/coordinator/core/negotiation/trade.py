@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from shoal.coordinator.core.negotiation.message_rules import duration_that_counts
 from shoal.coordinator.core.negotiation.model import (
     Active,
     Awarding,
@@ -38,6 +39,7 @@ from shoal.coordinator.core.negotiation.trade_times import (
     AWARD_EXPIRY_S,
     CALL_S,
     CONFIRM_S,
+    LEASE_MOST_S,
     LOCAL_STABLE_S,
     NOTICE_S,
     SEQUENCE_STEP,
@@ -85,10 +87,12 @@ def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
     relied on, and agreements have to be confirmed."""
 
     def unconfirm(agreement: OriginAgreement) -> OriginAgreement:
+        lease_s = duration_that_counts(agreement.lease_s, LEASE_MOST_S)  # an older version stored any that was said
         return replace(
             agreement,
+            lease_s=lease_s,
             lease_until=Elapsed(now + CONFIRM_S),
-            over_at=Elapsed(now + agreement.lease_s),
+            over_at=Elapsed(now + lease_s),
             sequence=(agreement.sequence // SEQUENCE_STEP + 1) * SEQUENCE_STEP,
             nonce="",
             asked_at=now,
@@ -111,7 +115,15 @@ def restore(trade: WorkloadTrade, now: Elapsed) -> WorkloadTrade:
         case Active():
             active = trade.phase
             phase = replace(active, agreement=unconfirm(active.agreement), home_since=None)
-    leaving = tuple(replace(each, agreement=unconfirm(each.agreement), next_at=now) for each in trade.leaving)
+    leaving = tuple(
+        replace(
+            each,
+            agreement=unconfirm(each.agreement),
+            ends_at=each.ends_at if each.ends_at >= now else now,  # over, also where a notice was of NaN
+            next_at=now,
+        )
+        for each in trade.leaving
+    )
     return replace(trade, phase=phase, leaving=leaving)
 
 

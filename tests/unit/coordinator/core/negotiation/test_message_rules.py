@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.builders import negotiation as delegate
 from harness.builders.offers import offer, terms
+from shoal.coordinator import codec
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.negotiation.message_rules import (
     CALLERS_MOST,
@@ -20,11 +21,13 @@ from shoal.coordinator.core.negotiation.message_rules import (
     message_refusal,
 )
 from shoal.coordinator.core.negotiation.model import (
+    Active,
     AwardGranted,
     Awarding,
     DelegateNotice,
     DelegationDemand,
     DelegationNeed,
+    LeavingStage,
     RenewalConfirmed,
     RoundAnswered,
     TradeEvent,
@@ -145,6 +148,49 @@ def numbers_of(value: Any) -> list[float]:
     if is_dataclass(value):
         return [number for each in fields(value) for number in numbers_of(getattr(value, each.name))]
     return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_notice_that_an_older_version_stored_and_is_no_time_ends_the_bid_at_the_next_start(wrong: float) -> None:
+    bid = hold.HeldBid(delegate.solicitation(), delegate.offer(), (), Elapsed(10.0))
+    told = hold.AwardReceived(delegate.award()), hold.OriginNotice(delegate.notice(20.0))
+    stopping: hold.BidState = bid
+    for event in told:
+        stopping, _ = hold.step(stopping, event, Elapsed(1.0))
+    assert isinstance(stopping, hold.StoppingBid)
+    stored = codec.dump(replace(stopping, ends_s=Seconds(wrong), ends=Elapsed(1.0 + wrong)))
+    state = hold.restore(codec.load(hold.StoppingBid, stored), Elapsed(5.0))
+    assert isinstance(state, hold.StoppingBid)
+    assert (state.ends_s, state.ends) == (0.0, 5.0)
+    over, effects = hold.step(state, hold.RenewalReceived(delegate.renewal(1)), Elapsed(5.0))
+    assert isinstance(over, hold.ClosedBid)
+    assert isinstance(effects[0], hold.LedgerTransition)
+    assert effects[0].what == "ended"
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0])
+def test_a_lease_or_an_end_that_an_older_version_stored_and_is_no_time_is_over_at_the_next_start(wrong: float) -> None:
+    state = advance(advance(WorkloadTrade(KEY), SHORT, 0.0), RoundAnswered("t-1", 1, (offer("a"),), terms()), 0.1)
+    state = advance(state, AwardGranted(grant(state, 30.0), Elapsed(0.2)), 0.3)
+    state = advance(state, RenewalConfirmed(renewal_answer(state, 30.0)), 0.4)
+    assert isinstance(state.phase, Active)
+    lease = replace(state.phase.agreement, lease_s=Seconds(wrong), lease_until=Elapsed(wrong), over_at=Elapsed(wrong))
+    active = restart(replace(state, phase=replace(state.phase, agreement=lease)), 5.0)
+    breached = advance(active, SHORT, 5.0)
+    assert breached.active_agreement is None
+    assert [(each.code, each.stage) for each in breached.leaving] == [(Code.BREACHED, LeavingStage.ENDING)]
+    (leaving,) = advance(state, DelegateNotice(notice(state, 20.0)), 0.5).leaving
+    for old in (replace(leaving, ends_at=Elapsed(wrong)), replace(leaving, agreement=lease)):
+        noticed = restart(WorkloadTrade(KEY, leaving=(old,)), 5.0)
+        assert not trade.is_awarded(advance(noticed, SHORT, 5.0))
+
+
+def restart(state: WorkloadTrade, now: float) -> WorkloadTrade:
+    """As a process goes on with what one before it stored."""
+    state = trade.restore(codec.load(WorkloadTrade, codec.dump(state)), Elapsed(now))
+    assert not any(map(math.isnan, numbers_of(state))), state
+    assert not math.isnan(trade.wake_at(state, DelegationNeed.SHORT))
+    return state
 
 
 @given(DURATIONS, DURATIONS, st.lists(st.tuples(st.sampled_from(["renewed", "notice"]), DURATIONS), max_size=4))
