@@ -275,7 +275,7 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{delegate.MESSAGE_BYTES // 2**10} KiB, {SOLICITATION_BYTES // 2**10} KiB, "
             f"{messages.ANSWER_BYTES // 2**10} KiB"
         ),
-        "gateways of another region: to connect to under one agreement, that may call, that a front begins to connect "
+        "gateways of another region: to connect to, that may call, that a front begins to connect "
         "to at once": f"{message_rules.GATEWAYS_MOST}, {message_rules.CALLERS_MOST}, {upstream.OPENED_AT_ONCE}",
         "revoked certificates of another region's gateways": f"{message_rules.REVOKED_MOST}",
         "moves that wait in the queue, of one tenant and of all; those that ended there and are kept": (

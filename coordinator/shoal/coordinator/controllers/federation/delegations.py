@@ -1,14 +1,18 @@
 """Which workloads other regions run for this one and what they cost, as its step and its gateways need to know."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.intents import IntentIndex
 from shoal.coordinator.core.negotiation import trade
+from shoal.coordinator.core.negotiation.message_rules import GATEWAYS_MOST
 from shoal.coordinator.core.negotiation.model import Active, OriginAgreement, WorkloadTrade
 from shoal.coordinator.core.negotiation.peering import merge_peers
 from shoal.coordinator.core.workloads.model import DelegatedWorkload
 from shoal.coordinator.ports import Clock
+from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
 from shoal.types.offer import Offer
@@ -38,22 +42,19 @@ class DelegationPublisher:
         self._access = access
         self._clock = clock
         self._on_change = on_change
+        self._called = _CalledGateways()
 
     def publish(self) -> None:
         """Publishes what follows from all trades, from the region's next step on."""
-        now = self._clock.now()
-        delegated = {
-            key: each
-            for key, state in self._trades.items()
-            if (each := delegation_of(state, now, self._intents.get(key), self._access.rtt())) is not None
-        }
+        now, keys = self._clock.now(), dict.fromkeys((*self.delegations, *self._trades))
+        delegated = {key: each for key in keys if (each := self._delegation(key, now)) is not None}
         awarded = {key: trade.price_of(state) for key, state in self._trades.items() if trade.is_awarded(state)}
         self._replace(delegated, awarded, self._peer_trust())
 
     def publish_one(self, key: WorkloadKey, before: WorkloadTrade) -> None:
         """Publishes after a change of this one trade only, because there may be very many trades."""
         state = self._trades.get(key, WorkloadTrade(key))
-        each = delegation_of(state, self._clock.now(), self._intents.get(key), self._access.rtt())
+        each = self._delegation(key, self._clock.now())
         delegated = self.delegations
         if each != delegated.get(key):
             delegated = {other: one for other, one in delegated.items() if other != key}
@@ -64,6 +65,12 @@ class DelegationPublisher:
             awarded |= {key: trade.price_of(state)} if trade.is_awarded(state) else {}
         peers = self.peers if _peers_of(state) == _peers_of(before) else self._peer_trust()
         self._replace(delegated, awarded, peers)
+
+    def _delegation(self, key: WorkloadKey, now: Elapsed) -> DelegatedWorkload | None:
+        """To be published in place of what is."""
+        state, known = self._trades.get(key, WorkloadTrade(key)), self.delegations.get(key)
+        found = delegation_of(state, now, self._intents.get(key), self._access.rtt())
+        return found if found == known else self._called.replace(known, found)
 
     def _replace(
         self,
@@ -81,6 +88,39 @@ class DelegationPublisher:
         return merge_peers(
             PeerTrust(region, roots[region], names, (), revoked) for region, names, revoked in met if region in roots
         )
+
+
+class _CalledGateways:
+    """Gateways of each other region that requests go to: over all its agreements as many as under one.
+
+    A region names the same in all, unless it means to fill this region's gateways, which connect to each. Those that
+    are called stay before others, which are called once there is room.
+    """
+
+    def __init__(self) -> None:
+        self._uses = defaultdict[str, Counter[GatewayRef]](Counter)
+        """By region: the number of workloads that each is called for."""
+
+    def replace(self, before: DelegatedWorkload | None, after: DelegatedWorkload | None) -> DelegatedWorkload | None:
+        """`after`, with those of its gateways that there is room for. before: what this returned for the same
+        workload."""
+        if before is not None:
+            self._release(before)
+        if after is None:
+            return None
+        uses, kept = self._uses[after.region], list[GatewayRef]()
+        for gateway in after.gateways:
+            if gateway in uses or len(uses) < GATEWAYS_MOST:
+                uses[gateway] += 1
+                kept.append(gateway)
+        return replace(after, gateways=tuple(kept))
+
+    def _release(self, before: DelegatedWorkload) -> None:
+        uses = self._uses[before.region]
+        for gateway in before.gateways:
+            uses[gateway] -= 1
+            if not uses[gateway]:
+                del uses[gateway]
 
 
 def may_go(intent: Intent, offer: Offer) -> bool:

@@ -15,7 +15,7 @@ from shoal.types.offer import Offer
 from shoal.types.units import Seconds
 
 GATEWAYS_MOST: Final = 64
-"""Gateways of a delegate that this region's gateways connect to under one agreement."""
+"""Gateways of one delegate that this region's gateways connect to, under one agreement and under all."""
 CALLERS_MOST: Final = 256
 """Gateways of one other region that this region's gateways know."""
 REVOKED_MOST: Final = 256
