@@ -1,6 +1,7 @@
 """Laws of the objective and of joint decisions, for any region."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -36,11 +37,12 @@ from shoal.coordinator.core.placement.columns import DeviceColumns
 from shoal.coordinator.core.placement.contention import UTILISATION_MOST
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.local_search import UNPLACED, AssignmentProblem, improve
-from shoal.coordinator.core.placement.model import Inputs, RegionFacts, Slot, Trial
+from shoal.coordinator.core.placement.model import Inputs, PlacementPlan, RegionFacts, Slot, Trial, terms_of
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.rank import WORST, gain, objective, predicted_values
 from shoal.coordinator.core.workloads.decide import decide
 from shoal.coordinator.core.workloads.model import NO_MIGRATIONS, ReconcilerMemory, RegionState
+from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.device import Device, Node, Rest
@@ -454,27 +456,52 @@ def test_what_was_tried_together_and_not_taken_is_not_left_in_columns(monkeypatc
     ]
 
 
-def place_with_columns(region: Inputs) -> list[tuple[str, str]]:
-    """The name of each workload that was placed, and its node."""
+def place_with_columns(region: Inputs) -> list[tuple[str, str, str]]:
+    """The name of each workload that was placed, its node and device."""
     columns = DeviceColumns()
     columns.update(region, region.measured, set())
-    plan = place(region, explain=False, columns=columns)
-    return [(each.workload.name, target.node) for each in plan.workloads for target in each.targets]
+    return places_of(place(region, explain=False, columns=columns))
+
+
+def places_of(plan: PlacementPlan) -> list[tuple[str, str, str]]:
+    return [(each.workload.name, target.node, target.device) for each in plan.workloads for target in each.targets]
+
+
+def with_replicas(region: Inputs, running: Mapping[str, int], *, confirmed: bool = True) -> Inputs:
+    """With so many replicas of these workloads, placed before the others; all of them ready.
+
+    confirmed: under the terms of now.
+    """
+    first = [
+        replace(each, require=replace(each.require, replicas=running[each.key.name]))
+        for each in region.intents
+        if running.get(each.key.name)
+    ]
+    plan = place(replace(region, intents=tuple(first)), explain=False)
+    fleet = region.fleet
+    made = reconcile(plan, {}, fleet, region.profiles, {}, ReconcilerMemory(), {}, region.now, region.wall)
+    for name, held in made.desired.items():
+        observed = {each.id: observation(each, Phase.READY) for each in held}
+        fleet = fleet.with_node(replace(fleet.nodes[name], observed=observed))
+    asked = {each.key: terms_of(each) for each in region.intents}
+    terms = {each.id: asked[each.workload] for held in made.desired.values() for each in held}
+    return replace(region, fleet=fleet, desired=made.desired, terms=terms if confirmed else {})
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_law_where_each_has_its_best_place_no_other_choice_is_better(data: st.DataObject) -> None:
-    """Little memory and time, workloads with and without replicas, of which some may run on few nodes."""
+    """Little memory and time, workloads of which some run already and some may run on few nodes."""
     names = [f"n{at}" for at in range(data.draw(st.integers(1, 4)))]
     fleet = fleet_of()
     for name in names:
         speed, memory = data.draw(st.sampled_from([1e11, 2e11])), data.draw(st.sampled_from([60, 90, 130, 4096]))
-        fleet = with_machine(fleet, machine(name, memory=memory), speed, 20.0)
+        of_two = [device(on, memory=memory * MIB) for on in ("cpu0", "cpu1")[: data.draw(st.integers(1, 2))]]
+        fleet = with_machine(fleet, node(name, *of_two), speed, 20.0)
     models = st.sampled_from([ModelRef("ocr.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, "")])
     asked = [
         intent(
-            f"w{at}", models=(data.draw(models),), replicas=data.draw(st.integers(1, 2)),
+            f"w{at}", models=(data.draw(models),), replicas=data.draw(st.integers(1, 3)),
             spread=data.draw(st.sampled_from([Spread.NODE, Spread.NONE])),
             where=data.draw(st.sampled_from(["", 'node.name != "n0"'])),
             weights=data.draw(st.sampled_from([{"latency": 1.0}, {"energy": 1.0}])),
@@ -492,12 +519,21 @@ def test_law_where_each_has_its_best_place_no_other_choice_is_better(data: st.Da
             assert np.array_equal(improve(together.problem, together.start), together.start)
         return found
 
-    region = inputs(fleet, *asked)
+    running = {each.key.name: data.draw(st.integers(0, 2)) for each in asked}
+    region = with_replicas(inputs(fleet, *asked), running, confirmed=data.draw(st.booleans()))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(joint, "_have_best", check)
         found = place_with_columns(region)
-    plan = place(region, explain=False)
-    assert found == [(each.workload.name, target.node) for each in plan.workloads for target in each.targets]
+    assert found == places_of(place(region, explain=False))
+
+
+def test_new_replicas_may_run_beside_their_own_and_are_not_moved_from_there_for_nothing() -> None:
+    """Of a workload whose spread allows it: the best place stays the best, with columns and without."""
+    fleet = with_machine(fleet_of(), machine("fast"), 2e11, 20.0)
+    fleet = with_machine(fleet, machine("slow"), 1e11, 20.0)
+    region = with_replicas(inputs(fleet, intent("a", replicas=3, spread=Spread.NONE)), {"a": 1})
+    assert place_with_columns(region) == [("a", "fast", "cpu0")] * 3
+    assert places_of(place(region, explain=False)) == [("a", "fast", "cpu0")] * 3
 
 
 def test_workloads_are_tried_together_only_where_one_takes_the_best_place_of_another(
@@ -516,7 +552,7 @@ def test_workloads_are_tried_together_only_where_one_takes_the_best_place_of_ano
         fleet = with_machine(fleet, machine("slow", memory=memory), 1e11, 20.0)
         return inputs(fleet, intent("a"), intent("b", where=where))
 
-    assert place_with_columns(region_of(4096)) == [("a", "fast"), ("b", "fast")]
+    assert place_with_columns(region_of(4096)) == [("a", "fast", "cpu0"), ("b", "fast", "cpu0")]
     assert tried == [], "each has what it would have alone"
-    assert place_with_columns(region_of(90, 'node.name == "fast"')) == [("a", "slow"), ("b", "fast")]
+    assert place_with_columns(region_of(90, 'node.name == "fast"')) == [("a", "slow", "cpu0"), ("b", "fast", "cpu0")]
     assert tried == [2]

@@ -163,9 +163,12 @@ def _column(solver: Solver, option: Option) -> tuple[str, str, int]:
 
 
 def _tables(solver: Solver, level: Level, index: Mapping[tuple[str, str, int], int]) -> tuple[Floats, Floats, Floats]:
-    """Objective, memory and time of one workload by column; an objective of inf where it may not run."""
+    """Objective, memory and time of one workload by column; an objective of inf where it may not run.
+
+    A new replica may run beside one that the level keeps, but not where another current one is: as `Solver` has it."""
     cost, memory, busy = np.full(len(index), np.inf), np.zeros(len(index)), np.zeros(len(index))
-    current = {each.option.key for each in solver.healthy}
+    kept = {pick.existing.assignment.id for pick in level.picks if pick.existing is not None}
+    waiting = {each.option.key for each in solver.healthy if each.assignment.id not in kept}
     devices = [Slot(state.name, device.name) for state, device in solver.scope.devices]
     figures = solver.figures(level.require, level.limits, devices)
     if figures is not None:
@@ -178,7 +181,7 @@ def _tables(solver: Solver, level: Level, index: Mapping[tuple[str, str, int], i
     else:
         faults = [*solver.faults(level.require, level.limits)]
         options = solver.options
-    fits = [option for option, found in zip(options, faults, strict=True) if not found and option.key not in current]
+    fits = [option for option, found in zip(options, faults, strict=True) if not found and option.key not in waiting]
     if fits:
         columns = [index[_column(solver, option)] for option in fits]
         cost[columns] = solver.objectives(fits, [solver.values(option, level.require) for option in fits])
