@@ -11,8 +11,10 @@ import pytest
 
 from harness.builders.federation_members import member
 from harness.fakes.region import RegionFixture, two_agents
+from harness.wait import until
 from shoal.coordinator import codec
 from shoal.coordinator.api import operator, region_views, views
+from shoal.coordinator.api.compute_pool import MAX_REQUESTS_PER_CALLER, ComputePool
 from shoal.coordinator.api.federation_operator import FederationOperatorService
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.api.pace import SLICE_S, Pace, extend_in_slices
@@ -21,9 +23,9 @@ from shoal.coordinator.controllers.federation.ledger import LedgerDraft, LedgerW
 from shoal.coordinator.controllers.federation.service import FederationController
 from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.region import NoMeter
-from shoal.coordinator.controllers.workloads import placement_queries
+from shoal.coordinator.controllers.workloads import apply, placement_queries
 from shoal.coordinator.core.catalog.model import DocumentKey
-from shoal.coordinator.ports import VerifiedMessage
+from shoal.coordinator.ports import Transaction, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.device import Role
 from shoal.types.identity import Identity
@@ -233,6 +235,47 @@ async def test_doctor_reads_whole_logs_in_a_thread(
     assert threads.keys() == {"first_broken_entry", "first_break"}
     assert threading.get_ident() not in threads.values()
     assert [each.ok for each in reply.checks if "ledger" in each.name or "audit" in each.name] == [True, True]
+
+
+async def test_an_apply_that_is_stored_is_answered_whatever_else_its_caller_asks(
+    world: RegionFixture, api: OperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many plans as a caller may have begin once the documents are stored, and last until the apply has ended."""
+    read, commit, propose, run = threading.Event(), world.store.commit, apply.propose, ComputePool.run
+    counted = list[str]()
+    plans = list[asyncio.Task[operator_pb2.PlanReply]]()
+    who = Identity("eu", Role.OPERATOR, "ops", Wall(0.0), Wall(0.0), "1")
+
+    def wait_and_propose(*given: Any, **named: Any) -> Any:
+        assert read.wait(30.0)
+        return propose(*given, **named)
+
+    async def note_and_run(pool: ComputePool, caller: str, work: Any, **named: Any) -> Any:
+        counted.append(caller)
+        return await run(pool, caller, work, **named)
+
+    async def commit_and_plan(transaction: Transaction) -> int:
+        revision = await commit(transaction)
+        if not plans:
+            monkeypatch.setattr(apply, "propose", wait_and_propose)
+            monkeypatch.setattr(ComputePool, "run", note_and_run)
+            asked = [api.plan(operator_pb2.PlanRequest(), who.uri) for _ in range(MAX_REQUESTS_PER_CALLER)]
+            plans.extend(map(asyncio.create_task, asked))
+            await until(lambda: len(counted) == len(plans), 30.0, "all plans in the pool")
+        return revision
+
+    class Audit:
+        async def note(self, *_: str) -> None:
+            asyncio.get_running_loop().call_soon(read.set)  # once the answer is waited for
+
+    monkeypatch.setattr(operator, "identity_of_context", lambda _: who)
+    monkeypatch.setattr(api, "_audit", Audit())
+    monkeypatch.setattr(world.store, "commit", commit_and_plan)
+    third = operator_pb2.Document(name="third.yaml", text=SECOND.replace("second", "third"))
+    reply = await api.Apply(operator_pb2.ApplyRequest(documents=[third]), None)
+    assert reply.revision
+    assert [(each.sign, each.name) for each in reply.plan.documents] == [("+", "default/third")]
+    await asyncio.gather(*plans, return_exceptions=True)
 
 
 async def test_work_is_measured_in_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

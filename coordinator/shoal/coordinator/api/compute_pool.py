@@ -36,14 +36,17 @@ class ComputePool:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="beside")
         self._callers: dict[str, _Caller] = {}
 
-    async def run(self, caller: str, work: Callable[[], T]) -> T:
+    async def run(self, caller: str, work: Callable[[], T], *, limited: bool = True) -> T:
         """The result of `work`. Raises ShoalError(OVERLOADED) if the caller has too many requests.
+
+        limited: False for the answer to a request that has changed something already. It waits for its turn, but is not
+        refused, as if nothing had been done: a caller has few of these, because what comes before was limited.
 
         The caller must not be cancelled before this returns (see `uncancelled.py`), because the lock must be held until
         the thread is done.
         """
         found = self._callers.setdefault(caller, _Caller())
-        if found.request_count >= MAX_REQUESTS_PER_CALLER:
+        if limited and found.request_count >= MAX_REQUESTS_PER_CALLER:
             raise refuse(
                 Code.OVERLOADED,
                 f"{found.request_count} requests of {caller:.120} that take computing",

@@ -131,9 +131,12 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         names = ", ".join(f"{change.kind} {change.name}" for change in applied.plan_result.documents)
         await self._audit.note(actor, "Rollback" if back else "Apply", names, outcome)
         fleet, wall, refusals = self._region.fleet.fleet, self._clock.wall(), dict(self._region.signals.refusals)
+        plan = await self._compute_pool.run(
+            actor, lambda: views.plan_view(applied.plan_result, fleet, wall, refusals), limited=False
+        )
         return operator_pb2.ApplyReply(
             problems=[views.problem_view(problem) for problem in applied.plan_result.problems],
-            plan=await compute(lambda: views.plan_view(applied.plan_result, fleet, wall, refusals)),
+            plan=plan,
             stale=applied.plan_differences,
             revision=applied.revision,
         )
