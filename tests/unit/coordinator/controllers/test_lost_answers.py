@@ -1,4 +1,4 @@
-"""A write of a node's record takes effect, and its answer is lost: the node is not shut out by what nobody heard."""
+"""A write takes effect, and its answer is lost: no node is shut out by what nobody heard, and no document stuck."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.fakes.region import FakeAgent, RegionFixture
+from harness.fakes.region import DOCUMENTS, FakeAgent, RegionFixture
+from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import Welcome
 
@@ -55,3 +56,44 @@ async def test_a_node_that_was_deleted_unheard_is_deleted_by_the_second_attempt(
     await world.region.fleet.forget(agent.name, "ops")
     assert agent.name not in world.region.fleet.fleet.nodes
     assert isinstance(await agent.connect(), Welcome)
+
+
+async def test_documents_that_were_applied_unheard_are_known_by_the_second_attempt(world: RegionFixture) -> None:
+    """All that were stored together, also those that the second attempt does not concern."""
+    await world.push()
+    documents = world.region.documents
+    with pytest.MonkeyPatch.context() as patched:
+        lose_answers(world, patched)
+        with pytest.raises(ShoalError, match="STORE_UNAVAILABLE"):
+            await documents.apply(DOCUMENTS, {}, "", "ops")
+    assert not documents.catalog.documents
+    with pytest.raises(ShoalError, match="CONFLICT"):
+        await documents.apply(DOCUMENTS, {}, "", "ops")
+    assert {key.store_key for key in documents.catalog.documents} == await stored_documents(world)
+    again = await documents.apply(DOCUMENTS, {}, "", "ops")
+    assert not again.plan_result.documents, "applied already"
+    changed = [(name, text.replace("latency: 1.0", "cost: 1.0")) for name, text in DOCUMENTS]
+    assert (await documents.apply(changed, {}, "", "ops")).revision
+    known = dict(documents.catalog.documents)
+    await documents.start()
+    assert dict(documents.catalog.documents) == known, "the store has the same"
+
+
+async def test_a_document_that_was_deleted_unheard_is_gone_by_the_second_attempt(world: RegionFixture) -> None:
+    await world.push()
+    documents, key = world.region.documents, DocumentKey("Workload", "default/reader")
+    await documents.apply(DOCUMENTS, {}, "", "ops")
+    with pytest.MonkeyPatch.context() as patched:
+        lose_answers(world, patched)
+        with pytest.raises(ShoalError, match="STORE_UNAVAILABLE"):
+            await documents.delete(key, "ops")
+    with pytest.raises(ShoalError, match="CONFLICT"):
+        await documents.delete(key, "ops")
+    assert key not in documents.catalog.documents
+    assert not world.region.workloads.intents
+    assert (await documents.apply(DOCUMENTS, {}, "", "ops")).revision
+    assert {each.store_key for each in documents.catalog.documents} == await stored_documents(world)
+
+
+async def stored_documents(world: RegionFixture) -> set[str]:
+    return {record.key for record in await world.store.scan("documents/")}

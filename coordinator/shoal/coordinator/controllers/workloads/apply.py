@@ -21,7 +21,7 @@ from shoal.coordinator.core.placement.model import PlacementPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.changed import difference
-from shoal.coordinator.ports import StaleRevision
+from shoal.coordinator.ports import StaleRevision, StoreRecord
 from shoal.policies import Problem
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.workload import WorkloadKey
@@ -105,16 +105,23 @@ class DocumentsController:
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
-        documents = {}
-        for record in await self._store.scan(DOCUMENTS):
-            stored = codec.load(StoredDocument, record.value)
-            try:
-                _ = stored.value
-            except ShoalError as cause:
-                raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
-            documents[stored.key] = stored
-            self._revisions[record.key] = record.revision
-        self._workloads.adopt(self._workloads.catalog.with_changes(documents=documents))
+        self._revisions = {}
+        await self._adopt_stored(inline)
+
+    async def _adopt_stored(self, compute: Compute) -> None:
+        """Takes over all documents that the store has otherwise than this process knows. Raises as `start` does."""
+        catalog, records = self.catalog, {record.key: record for record in await self._store.scan(DOCUMENTS)}
+        changed = [each for key, each in records.items() if self._revisions.get(key) != each.revision]
+
+        def load_all() -> Catalog:
+            documents = [_stored_document(each) for each in changed]
+            gone = [key for key in catalog.documents if key.store_key not in records]
+            found = catalog.with_documents({each.key: each for each in documents}, gone)
+            _ = found.intents  # resolves what changed; the catalog keeps it
+            return found
+
+        self._workloads.adopt(await compute(load_all))
+        self._revisions = {key: record.revision for key, record in records.items()}
 
     @property
     def catalog(self) -> Catalog:
@@ -196,7 +203,7 @@ class DocumentsController:
             left = without_document(self.catalog, key)
             event = LogEvent("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
             kept = revisions.revision_keys(self.catalog.documents[key])
-            revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event])
+            revision = await self._commit_documents({}, (key.store_key, *kept), (key,), [event], inline)
             self._workloads.adopt(left)
             return revision
 
@@ -226,17 +233,25 @@ class DocumentsController:
             return ApplyResult(planned, (), 0)
         run = compute if len(keys) > MOST_DUMPED else inline
         writes, events = await run(lambda: _writes_of(keys, documents, held, actor))
-        revision = await self._commit_documents(writes.puts, writes.deletes, keys, events)
+        revision = await self._commit_documents(writes.puts, writes.deletes, keys, events, compute)
         self._workloads.adopt(proposal.catalog)
         return ApplyResult(planned, (), revision)
 
     async def _commit_documents(
-        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], keys: Sequence[DocumentKey], events: list[LogEvent]
+        self,
+        puts: Mapping[str, bytes],
+        deletes: tuple[str, ...],
+        keys: Sequence[DocumentKey],
+        events: list[LogEvent],
+        compute: Compute,
     ) -> int:
+        """compute: as in `plan`. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
         expect = {key.store_key: self._revisions.get(key.store_key, 0) for key in keys}
         try:
             revision = await self._fence.commit(puts, deletes=deletes, expect=expect, events=events)
         except StaleRevision as cause:
+            # One whose answer was lost may have taken effect, and none after it would succeed.
+            await self._adopt_stored(compute)
             raise refuse(
                 Code.CONFLICT, f"{cause} changed meanwhile", "documents as they were planned", "plan again, then apply"
             ) from cause
@@ -261,6 +276,16 @@ class DocumentsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
+
+
+def _stored_document(record: StoreRecord) -> StoredDocument:
+    """Raises ShoalError(STATE_CORRUPT)."""
+    stored = codec.load(StoredDocument, record.value)
+    try:
+        _ = stored.value
+    except ShoalError as cause:
+        raise codec.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
+    return stored
 
 
 def _changed_workloads(before: Catalog, after: Catalog) -> frozenset[WorkloadKey]:
