@@ -35,7 +35,8 @@ MOST_PLANNED: Final = 256
 alone decide. Otherwise each of them would be decided twice."""
 
 MOST_DUMPED: Final = 256
-"""Documents of which the loop itself makes what is stored: with its event each takes 8 us of a busy AMD EPYC."""
+"""Documents of which the loop itself makes what is stored: with its event each takes 8 us of a busy AMD EPYC. Whatever
+their number, the loop numbers the events and makes their bytes as they are stored: about 10 us each of the same."""
 
 
 @dataclass(frozen=True, slots=True)
