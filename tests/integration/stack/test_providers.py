@@ -35,6 +35,8 @@ SHAPE = (1, 8, 16, 16)
 ON_PROCESSOR = onnxruntime.InferenceSession(separable(), providers=["CPUExecutionProvider"])
 NEAR = 2e-2
 """The NPU computes in fp16. Answers here are below 1, and differ by 3e-4."""
+EXACT = "metric: max_abs, at_most: 1e-7"
+"""No answer in fp16 is. By how much Magika's differ depends on the machine that simulates the NPU: 0.29, or hardly."""
 NEAR_IN_INT8 = 8e-2
 """256 steps for a weight. Of the first 4,000 inputs of a load the worst, number 1120, is off by 0.053; the median by
 0.004."""
@@ -77,11 +79,11 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
     models = {name: (make(), shapes) for name, (make, shapes) in ARCHITECTURES.items()}
     models["magika"] = engine_cases.magika().read_bytes(), MAGIKA
     models["classifier"] = ocr.files().classifier.read_bytes(), {"x": (1, 3, 48, 192)}
-    refusals = {"angles": (Code.OP_UNSUPPORTED, "Acos"), "magika": (Code.DRIFT_OVER, "target_label: max_rel")}
+    refusals = {"angles": (Code.OP_UNSUPPORTED, "Acos"), "magika": (Code.DRIFT_OVER, "target_label: max_abs")}
     placed, refused = 0, 0
     for name, (content, shapes) in models.items():
         machine.push(content, name)
-        machine.apply(document(name, shapes, f"device.name == '{NPU}'"))
+        machine.apply(document(name, shapes, f"device.name == '{NPU}'", EXACT if name == "magika" else ""))
     for name in models:
         device, reason = outcome_of(machine, name)
         if name in refusals:
@@ -105,13 +107,15 @@ def test_each_model_is_placed_on_the_npu_or_refused_with_its_operator(machine: D
 
 
 def test_a_model_whose_first_answers_differ_is_placed_elsewhere(machine: DevStack) -> None:
-    """The NPU computes it in fp16, where Magika overflows. That was found by another workload."""
+    """The NPU computes it in fp16. That was found by another workload."""
     machine.push(engine_cases.magika().read_bytes(), "magika")
-    machine.apply(document("kinds", None, "device.kind in ['cpu', 'npu']").replace("source: kinds", SOURCE_OF_MAGIKA))
+    machine.apply(
+        document("kinds", None, "device.kind in ['cpu', 'npu']", EXACT).replace("source: kinds", SOURCE_OF_MAGIKA)
+    )
     assert outcome_of(machine, "kinds")[0] == CPU
     for told in (machine.shoal("explain", "kinds"), machine.shoal("can-move", "kinds", "--to", f"{NODE}/{NPU}")):
         assert Code.DRIFT_OVER in told.stdout, told.stdout
-        assert "target_label: max_rel" in told.stdout
+        assert "target_label: max_abs" in told.stdout
     machine.delete_workloads("kinds")
 
 

@@ -25,6 +25,7 @@ from shoal.coordinator.controllers.region import doctor
 from shoal.coordinator.controllers.region.region import NoMeter
 from shoal.coordinator.controllers.workloads import apply, placement_queries
 from shoal.coordinator.core.catalog.model import DocumentKey
+from shoal.coordinator.core.catalog.propose import propose
 from shoal.coordinator.ports import Transaction, VerifiedMessage
 from shoal.types.agreement import ReportContent
 from shoal.types.device import Role
@@ -241,7 +242,7 @@ async def test_an_apply_that_is_stored_is_answered_whatever_else_its_caller_asks
     world: RegionFixture, api: OperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many plans as a caller may have begin once the documents are stored, and last until the apply has ended."""
-    read, commit, propose, run = threading.Event(), world.store.commit, apply.propose, ComputePool.run
+    read, commit, run = threading.Event(), world.store.commit, ComputePool.run
     counted = list[str]()
     plans = list[asyncio.Task[operator_pb2.PlanReply]]()
     who = Identity("eu", Role.OPERATOR, "ops", Wall(0.0), Wall(0.0), "1")
