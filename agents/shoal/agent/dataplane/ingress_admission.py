@@ -371,15 +371,8 @@ class IngressAdmission:
             found = f"{mine} responses that this caller does not take, {of_payer} of its tenant, {total} of all"
             asked = f"at most {HEAD_CALLS_PER_CALLER}, {HEAD_CALLS_PER_PAYER} and {HEAD_CALLS} at once"
             raise _overload(found, asked)
-        self._head_calls[caller] += 1
-        self._head_calls_by_payer[payer] += 1
-        try:
+        with _counted(self._head_calls, caller), _counted(self._head_calls_by_payer, payer):
             yield
-        finally:
-            for counts, name in ((self._head_calls, caller), (self._head_calls_by_payer, payer)):
-                counts[name] -= 1
-                if not counts[name]:
-                    del counts[name]
 
     @contextmanager
     def anonymous(self, address: str) -> Iterator[None]:
@@ -387,13 +380,8 @@ class IngressAdmission:
         if self._anonymous[address] >= ANONYMOUS_PER_ADDRESS or self._anonymous.total() >= ANONYMOUS_CALLS:
             found = f"{self._anonymous[address]} calls without credentials, {self._anonymous.total()} of all addresses"
             raise _overload(found, f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once")
-        self._anonymous[address] += 1
-        try:
+        with _counted(self._anonymous, address):
             yield
-        finally:
-            self._anonymous[address] -= 1
-            if not self._anonymous[address]:
-                del self._anonymous[address]
 
     @asynccontextmanager
     async def watch(self, caller: str) -> AsyncIterator[None]:
@@ -670,6 +658,18 @@ def _too_slow() -> ShoalError:
 
 def _no_slot() -> CallRefused:
     return _overload("messages that do not arrive, in every place", "a free place")
+
+
+@contextmanager
+def _counted(counts: Counter[str], name: str) -> Iterator[None]:
+    """One more under that name, which is kept no longer than any is."""
+    counts[name] += 1
+    try:
+        yield
+    finally:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
 
 
 def _overload(found: str, asked: str) -> CallRefused:

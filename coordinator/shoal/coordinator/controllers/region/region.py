@@ -274,8 +274,8 @@ class RegionalCoordinator:
         compute: Compute = inline,
     ) -> None:
         """Enables trading with the regions of `directory`, where documents allow it. Call after `start` and before
-        `run`; without it nothing is delegated, and nothing is run for others. compute: where bids for
-        others are computed, each of which takes as long as a plan of the region.
+        `run`; without it nothing is delegated, and nothing is run for others. compute: where bids for others are
+        computed, each of which takes as long as a plan of the region.
 
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE).
         """
