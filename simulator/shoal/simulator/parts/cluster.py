@@ -1,6 +1,7 @@
 """One region in the simulator: the real RegionalCoordinator and Supervisors over simulated ports, and the faults that
 can be injected."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ from shoal.types.units import Bytes
 from shoal.wire import nouns
 
 GIB = 1 << 30
+LATE_S = 1.0
+"""Seconds: what is so late holds up a heartbeat that is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +316,8 @@ class SimCluster:
             path.delay_s = 0.002
 
     async def clear_faults(self) -> None:
-        """End every lasting fault; some machines may stay dead."""
+        """End every lasting fault; some machines may stay dead. What a fault made so late that its sender looks dead
+        has arrived afterwards."""
         rng = self.world.rng.stream("calm")
         agents = [machine for machine in self.machines if machine.chips]
         if len(agents) > 3 and rng.happens(0.2):
@@ -340,6 +344,8 @@ class SimCluster:
             if machine.name not in self.permanently_dead:
                 self.restore_power(machine)
         await self.operators.uncordon_all()
+        if (late_s := self.network.arrived_by - self.world.now()) > LATE_S:
+            await asyncio.sleep(late_s)
 
     def end(self) -> None:
         """End the run and every process."""

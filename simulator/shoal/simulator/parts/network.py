@@ -78,6 +78,8 @@ class Paths:
     def __init__(self, world: SimWorld, name: str = "network") -> None:
         self.world = world
         self.rng = world.rng.stream(name)
+        self.arrived_by = 0.0
+        """Virtual time, seconds, by which all that was sent until now is there, unless a path is cut."""
         self._paths: dict[tuple[str, str], PathConditions] = {}
 
     def path(self, source: str, target: str) -> PathConditions:
@@ -100,7 +102,9 @@ class Paths:
     def delay(self, path: PathConditions, rng: Rng | None = None) -> float:
         rng = rng or self.rng
         stretch = 10.0 if rng.happens(path.late) else 1.0
-        return 0.0002 + stretch * rng.exponential(path.delay_s)
+        found = 0.0002 + stretch * rng.exponential(path.delay_s)
+        self.arrived_by = max(self.arrived_by, self.world.now() + found)
+        return found
 
 
 class OtherRegions(Protocol):

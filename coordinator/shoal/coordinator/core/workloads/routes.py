@@ -176,7 +176,7 @@ def routes(
     def route_of(key: WorkloadKey, held: Sequence[Assignment]) -> Route:
         if not entries.may_enter(node, key):
             return Route(key, 0, (), Code.MODEL_NOT_FOUND, "no such workload may enter here")
-        return _route_for_node(node, leads_out, tables[str(key)], key, held)
+        return _route_for_node(node, leads_out, tables[str(key)], key, held, shares)
 
     if before is not None:
         return before.after(routed, lambda key: route_of(key, ()))
@@ -263,7 +263,12 @@ def is_status_current(state: NodeState | None) -> bool:
 
 
 def _route_for_node(
-    node: str, leads_out: bool, table: RouteTable, key: WorkloadKey, own: Sequence[Assignment]
+    node: str,
+    leads_out: bool,
+    table: RouteTable,
+    key: WorkloadKey,
+    own: Sequence[Assignment],
+    shares: Mapping[str, float],
 ) -> Route:
     listed = {endpoint.assignment for endpoint in table.endpoints}
     home = tuple(endpoint for endpoint in table.endpoints if not is_remote(endpoint))
@@ -271,7 +276,7 @@ def _route_for_node(
         *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in home),
         *(table.endpoints[len(home) :] if leads_out else table.through),
         *(
-            Endpoint(each.id, node, EndpointKind.LOCAL, "", 1.0, _state_of(each))
+            Endpoint(each.id, node, EndpointKind.LOCAL, "", shares.get(each.id, 1.0), _state_of(each))
             for each in own
             if each.id not in listed
         ),
