@@ -340,6 +340,39 @@ def test_an_audit_refutes_what_is_kept_where_a_change_was_missed() -> None:
     assert decide_again().is_whole
 
 
+def test_a_step_that_has_something_to_decide_audits_one_workload_at_most() -> None:
+    region = region_of(NODES)
+    region.kept = KeptDecisions(audited_per_step=4)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(8))
+    region.run(20)
+    region.intents = (*region.intents, intent("nowhere", tenant="zoo", where='node.labels.rank == "none"'))
+    now, wall, world = Elapsed(region.now), Wall(START + region.now), replace(region.world(), changed_nodes=frozenset())
+
+    def decide_again() -> int:
+        decision = decide(world, NO_MIGRATIONS, now, wall, region.kept)
+        region.kept.adopt(world, NO_MIGRATIONS, decision, now)
+        assert not decision.is_whole
+        return decision.audited
+
+    audited = [decide_again() for _ in range(4 * kept.BUSY_STEPS)]
+    assert set(audited) == {0, 1}
+    assert sum(audited) == 4, "as many in all as a step audits that decides about nothing else"
+
+
+def test_gateways_share_their_routes() -> None:
+    """Each costs as much as the region has workloads."""
+    region = CoreRegion(node("a"), node("b"), node("gw1", role=Role.GATEWAY), node("gw2", role=Role.GATEWAY))
+    region.intents = (intent(), intent("other"))
+    region.run(20)
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    region.intents = (*region.intents, intent("late"))
+    decision = decide(region.world(), NO_MIGRATIONS, now, wall, region.kept)
+    assert not decision.is_whole
+    first, second = (decision.desired[name].routes for name in ("gw1", "gw2"))
+    assert {route.workload for route in first} == {each.key for each in region.intents}
+    assert first is second
+
+
 def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> None:
     region = region_of(NODES)
     region.kept = KeptDecisions(audited_per_step=NODES + 1)

@@ -19,6 +19,7 @@ from shoal.coordinator.core.workloads.tenant_shares import (
     WINDOW_S,
     DemandMeter,
     TenantShares,
+    is_any_limited,
     next_shares,
     tenant_limits,
 )
@@ -166,6 +167,12 @@ def test_a_quota_that_is_lowered_or_raised_or_gone_reaches_every_entry() -> None
     entries.quota = Quota(SHOP, replicas=3)
     fleet = Fleet({name: NodeState(node(name, role=Role.GATEWAY)) for name in NAMES})
     assert not tenant_limits({SHOP: entries.quota}, EntryPoints(fleet, {}, (), ()), fleet, entries.decided, {}, ())
+
+
+def test_a_quota_of_replicas_tells_fronts_nothing() -> None:
+    assert not is_any_limited({})
+    assert not is_any_limited({SHOP: Quota(SHOP, replicas=3)})
+    assert is_any_limited({SHOP: Quota(SHOP, replicas=3), "zoo": replace(QUOTA, tenant="zoo")})
 
 
 def test_demand_counts_what_was_refused_and_survives_a_restart_of_the_front() -> None:

@@ -65,7 +65,7 @@ from shoal.coordinator.core.workloads.pace import StepPace
 from shoal.coordinator.core.workloads.replica_counts import WantedReplicas
 from shoal.coordinator.core.workloads.routes import is_remote, local_replica_count
 from shoal.coordinator.core.workloads.sleep import next_due
-from shoal.coordinator.core.workloads.tenant_shares import DemandMeter
+from shoal.coordinator.core.workloads.tenant_shares import NO_DEMAND, is_any_limited
 from shoal.coordinator.ports import AgentLinks, Proofs
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Credential, DesiredSet, PeerTrust, Trust
@@ -141,7 +141,7 @@ class WorkloadsController:
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
         self._awaited_until = Elapsed(0.0)
-        self._demand = DemandMeter()
+        self._demand = NO_DEMAND
         self._evaluate_at = Elapsed(0.0)
         self._evaluated_inputs: tuple[object, ...] = ()
         self._last_seen: tuple[Intent, ...] = ()
@@ -384,7 +384,9 @@ class WorkloadsController:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN_IDS)
         now = self._clock.now()
         self._spending.count_now_and_then(now)
-        self._demand = self._demand.observe(self._fleet.fleet, now)
+        # To count, each node is looked at.
+        is_limited = is_any_limited(self.catalog.quotas)
+        self._demand = self._demand.observe(self._fleet.fleet, now) if is_limited else NO_DEMAND
         self._changed_nodes |= self._fleet.take_changed_nodes()
         self._count_replicas(self._changed_nodes)
         world = replace(self._world(self.catalog), changed_nodes=frozenset(self._changed_nodes))

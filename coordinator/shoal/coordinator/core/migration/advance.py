@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import is_
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration import cross_region, machine
@@ -502,10 +503,11 @@ def _with_migration_instructions(
             one, verification=show, verifiers=verifiers, handover=handover, handover_sources=handover_sources
         )
 
-    return {
-        node: replace(content, assignments=tuple(with_instructions(node, one) for one in content.assignments))
-        for node, content in desired.items()
-    }
+    def with_all_instructions(node: str, content: DesiredContent) -> DesiredContent:
+        found = tuple(with_instructions(node, one) for one in content.assignments)
+        return content if all(map(is_, found, content.assignments)) else replace(content, assignments=found)
+
+    return {node: with_all_instructions(node, content) for node, content in desired.items()}
 
 
 def _with_samples(show: Verification, one: Assignment) -> Verification:

@@ -54,6 +54,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.coordinator.core.workloads.replacements import MovesUnderWay
 from shoal.coordinator.core.workloads.routes import (
+    GatewayRoutes,
     RoutesBefore,
     answering,
     is_gateway,
@@ -176,6 +177,7 @@ def decide(
     }
     looked_at = _nodes_to_look_at(world, kept, part, concerned, sleeping, tenants.changed)
     held = {node: assigned[node] if node in assigned else world.desired[node].assignments for node in looked_at}
+    of_gateways = GatewayRoutes()
     contents = {
         node: DesiredContent(
             assignments=held[node],
@@ -186,6 +188,7 @@ def decide(
                 world.fleet.nodes.get(node),
                 shares,
                 entries,
+                of_gateways,
                 _routes_before(world, node, held[node], entries, rerouted),
             ),
             pins=tuple(sorted({assignment.model for assignment in held[node]})),

@@ -56,9 +56,9 @@ from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import Intent, Preempt, Quota, WorkloadKey
 
 NO_CONTENT: Final = DesiredContent()
-BUSY_STEPS: Final = 16
-"""Of steps that have something to decide, one in so many audits besides: an audit of four workloads takes as long as to
-place one."""
+BUSY_STEPS: Final = 4
+"""Of steps that have something to decide, one in so many audits one workload besides: an audit of four takes as long as
+to place one, and whoever waits for such a step would wait for them too."""
 
 MOST_REFRESHED: Final = 256
 """Nodes of which columns take over at once what is taken of them: 8 us each (`shoal bench placement`)."""
@@ -136,8 +136,8 @@ class KeptDecisions:
 
     def __init__(self, audited_per_step: int = 0, audited_per_search: int | None = None) -> None:
         """audited_per_step: settled workloads that are decided about again, in turn, by each step that decides about
-        nothing else, and by one in BUSY_STEPS of the others. audited_per_search: nodes of which each search for a place
-        checks what columns say, in turn; None: as many."""
+        nothing else; one of them by one in BUSY_STEPS of the others. audited_per_search: nodes of which each search for
+        a place checks what columns say, in turn; None: as many."""
         self._audited_per_step = audited_per_step
         self._audited_per_search = audited_per_step if audited_per_search is None else audited_per_search
         self._unaudited = 0
@@ -444,7 +444,8 @@ class KeptDecisions:
         if self._loose and self._unaudited < BUSY_STEPS:
             return found
         self._unaudited = 0
-        for key, settled in [*islice(self._settled.items(), self._audited_per_step)]:
+        most = min(1, self._audited_per_step) if self._loose else self._audited_per_step
+        for key, settled in [*islice(self._settled.items(), most)]:
             if self._intents[key].preempt is Preempt.NEVER:
                 found[key] = settled
                 self._loosen(key)

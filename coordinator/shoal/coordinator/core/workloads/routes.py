@@ -151,6 +151,27 @@ class RoutesBefore(NamedTuple):
         return tuple(found)
 
 
+class GatewayRoutes:
+    """Of one step: the routes of gateways that have no replica. Those that have routes of the same workloads, and had
+    the same before, have the same, as one object: of these, each costs as much as there are workloads."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Sequence[WorkloadKey], tuple[Route, ...] | None, tuple[Route, ...]]] = []
+        """Of what workloads, what was there before, and what is now."""
+
+    def of(
+        self, routed: Sequence[WorkloadKey], before: RoutesBefore | None, make: Callable[[], tuple[Route, ...]]
+    ) -> tuple[Route, ...]:
+        """The routes of these workloads. make: computes them where no other gateway has them."""
+        earlier = None if before is None else before.routes
+        for same, start, found in self._known:
+            if same is routed and start is earlier:
+                return found
+        made = make()
+        self._known.append((routed, earlier, made))
+        return made
+
+
 def routes(
     node: str,
     tables: Mapping[str, RouteTable],
@@ -158,6 +179,7 @@ def routes(
     state: NodeState | None,
     shares: Mapping[str, float],
     entries: EntryPoints,
+    of_gateways: GatewayRoutes,
     before: RoutesBefore | None = None,
 ) -> tuple[Route, ...]:
     """Routes of the workloads that may enter at `node`; its own replicas are local, by their worker's assignment.
@@ -166,8 +188,8 @@ def routes(
     not exist, is answered by a route that says so.
     held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
     in its own routes: its front knows whether they take requests, and uses these routes first when the link is
-    restored. before: for a node that has nothing and subscribes to nothing: its routes are followed from
-    there.
+    restored. of_gateways: of the step. before: for a node that has nothing and subscribes to nothing: its routes are
+    followed from there.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
     own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]
@@ -178,9 +200,12 @@ def routes(
             return Route(key, 0, (), Code.MODEL_NOT_FOUND, "no such workload may enter here")
         return _route_for_node(node, leads_out, tables[str(key)], key, held, shares)
 
-    if before is not None:
-        return before.after(routed, lambda key: route_of(key, ()))
-    return tuple(route_of(key, [one for one in own if one.workload == key]) for key in routed)
+    def make() -> tuple[Route, ...]:
+        if before is not None:
+            return before.after(routed, lambda key: route_of(key, ()))
+        return tuple(route_of(key, [one for one in own if one.workload == key]) for key in routed)
+
+    return of_gateways.of(routed, before, make) if leads_out and not held else make()
 
 
 def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:

@@ -54,6 +54,10 @@ class DemandMeter:
         return DemandMeter(now, counts, demands)
 
 
+NO_DEMAND: Final = DemandMeter()
+"""Before anything was counted."""
+
+
 class NodeLimits(NamedTuple):
     """What each node's front is told, by node."""
 
@@ -244,6 +248,11 @@ def _tenants_of(desired: Mapping[str, DesiredContent], node: str) -> tuple[Tenan
 
 def _is_limited(quota: Quota) -> bool:
     return quota.rate is not None or quota.concurrency is not None or quota.weight != DEFAULT_WEIGHT
+
+
+def is_any_limited(quotas: Mapping[str, Quota]) -> bool:
+    """Whether fronts are told limits of some tenant. They count what a tenant does only then."""
+    return any(map(_is_limited, quotas.values()))
 
 
 def next_shares(
