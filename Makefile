@@ -29,7 +29,6 @@ AS_COMPILED = SHOAL_COMPILED=yes $(call ATTEMPT,$(1),$(abspath dist/compiled/pro
 # Where the distributions are that may be compiled.
 THEIRS = $(if $(COMPILED),dist/compiled,.)
 FOREIGN = $(if $(filter-out $(shell uname -m),$(ARCH)),--python-version $(PYTHON_OF_ARCH) $(foreach each,2_17 2_27 2_28,--platform manylinux_$(each)_$(ARCH)) --platform manylinux2014_$(ARCH))
-IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 ONCE = -q --durations=15 --durations-min=1
 PYTEST = $(BIN)/python -m pytest $(ONCE)
 # In phase $(1), with modules of $(2); the few that fail are played once more by themselves, and named in flaky.txt when
@@ -82,9 +81,10 @@ test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
 # Simulated time waits for nobody, and real processes mostly wait: the simulation takes what they leave of the cores, and
-# no more, beside the tests that run alone, too. Its output comes when it has ended.
+# no more, beside the tests that run alone, too. It may get nothing until these have begun. Its output comes when it has
+# ended.
 test-simulation: $(TEST_STAMP)
-	@$(IDLE) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
+	@tests/idle.sh $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 3600 >$(SIMULATED) 2>&1; \
 	status=$$?; cat $(SIMULATED); exit $$status
 
 test-integration: ## real processes: what judges no times two at a time, then the others one by one

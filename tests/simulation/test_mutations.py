@@ -48,7 +48,7 @@ CAUGHT_BY = {
 others if it does not catch the mutation any more."""
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     most = MOST_SEEDS[mutation.scenario]

@@ -128,7 +128,7 @@ def test_a_move_whose_node_dies_while_it_waits_ends_or_waits_on() -> None:
     assert {"MIGRATION_QUEUED", "MIGRATION_DONE"} <= scene.codes
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_storms_with_queued_moves_are_safe_and_converge() -> None:
     """Every checker of a storm, the one of verification among them, over moves that wait."""
     seen = Counter[str]()
