@@ -1,7 +1,7 @@
 """What the tests of several folders stand on, and which of them go to one worker of pytest-xdist."""
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 import pytest
 from xdist.remote import Producer
@@ -11,15 +11,21 @@ from harness.cluster.coordinator import CoordinatorServer
 from harness.cluster.stack import DevStack, documents, on_nodes, policy, region, workload
 
 SHARING = ("mqtt", "stack", "faults", "federation")
-"""Folders each of whose tests stand on one region, which their conftest.py sets up; the longest first."""
+"""Folders each of whose tests stand on one region, which their conftest.py sets up."""
+FIRST = ("test_pages.py", *SHARING, "test_demo.py", "test_backend_models.py", "test_forty_shops.py")
+"""Groups of tests that take minutes, in the order in which they begin. The others take one at most."""
+
+
+def group_of(path: PurePath) -> str:
+    """Name of the folder, else the module's path."""
+    return path.parent.name if path.parent.name in SHARING else str(path)
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
     """To one worker goes a folder that shares a region, else a module."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = PurePosixPath(nodeid.partition("::")[0])
-        return path.parent.name if path.parent.name in SHARING else str(path)
+        return group_of(PurePosixPath(nodeid.partition("::")[0]))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
@@ -28,7 +34,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups begin early, so that no worker has one left when the other has nothing."""
-    items.sort(key=lambda item: SHARING.index(found) if (found := item.path.parent.name) in SHARING else len(SHARING))
+
+    def begins(item: pytest.Item) -> int:
+        name = PurePath(group_of(item.path)).name
+        return FIRST.index(name) if name in FIRST else len(FIRST)
+
+    items.sort(key=begins)
 
 
 @pytest.fixture(scope="module")
