@@ -123,7 +123,8 @@ def test_a_move_that_waits_is_before_every_stage() -> None:
 
 @pytest.mark.parametrize("leaves_with", ["q", "ctrl+c"])
 def test_keys_open_tables_and_a_row(monkeypatch: pytest.MonkeyPatch, leaves_with: str) -> None:
-    monkeypatch.setattr("shoal.cli.tui.app.LOOK_S", 0.01)
+    # Seldom enough that the app rests in between: a key is waited for until it does, for a second at most.
+    monkeypatch.setattr("shoal.cli.tui.app.LOOK_S", 0.1)
     looks = iter([snapshot(10.0, 0), snapshot(11.0, 5)])
 
     def look() -> RegionSnapshot:
