@@ -97,8 +97,9 @@ test-together: $(TEST_STAMP) packages
 test-alone: $(TEST_STAMP) packages
 	$(call ATTEMPT,alone) tests/integration -m "not long and alone"
 
-test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each
+test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each; and what is played in part, wholly
 	$(PYTEST) tests -m long
+	SHOAL_PLANS_EVERY=1 $(PYTEST) tests/unit/coordinator/core -n $(WORKERS) --dist loadscope
 
 # For the Python of the images' Debian; with another one here, pip asks its registry while they are built.
 $(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
