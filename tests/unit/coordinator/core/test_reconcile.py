@@ -26,11 +26,14 @@ from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Poisoning, Triple
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import failures
+from shoal.coordinator.core.workloads.entries import EntryPoints
 from shoal.coordinator.core.workloads.model import Crashes, ReconcilerMemory
+from shoal.coordinator.core.workloads.routes import GatewayRoutes, routes
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Batching, Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.route import EndpointKind
 from shoal.types.tolerance import default
 from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import ModelRef, Quota, Spread, Standby, WorkloadKey
@@ -226,6 +229,22 @@ def test_replicas_that_two_silent_nodes_held_stay_in_routes_and_one_alone_does_n
     assert region.routed_nodes("gw", "both") == ["a", "b"]
     assert region.routed_nodes("gw", "alone") == []
     assert "both" in {name.split("/")[-1] for name in region.memory.without_ready}, "nobody is known to answer"
+
+
+def test_the_own_route_of_a_node_that_is_not_heard_keeps_the_shares_of_a_move() -> None:
+    """It judges its replica itself, and gives it no more of the requests than the move's step does."""
+    region = CoreRegion(node("a"), node("b"))
+    region.intents = (intent(replicas=2, spread=Spread.NODE),)
+    region.run(10)
+    (old,), (new,) = (region.desired[name].assignments for name in ("a", "b"))
+    desired = {name: content.assignments for name, content in region.desired.items()}
+    region.agents["b"].heard = False
+    region.run(5)
+    entries = EntryPoints(region.fleet, desired, [new.workload], [])
+    shares, state = {old.id: 0.75, new.id: 0.25}, region.fleet.nodes["b"]
+    (route,) = routes("b", region.memory.tables, (new,), state, shares, entries, GatewayRoutes())
+    (own,) = (each for each in route.endpoints if each.kind is EndpointKind.LOCAL)
+    assert (own.assignment, own.weight) == (new.id, 0.25)
 
 
 def region_of_two() -> CoreRegion:
