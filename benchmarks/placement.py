@@ -18,7 +18,8 @@ stands when it begins: two workloads a node (`_placement/standing.py`). Then, fo
 - churn: applies, deletions, lost and returning nodes and work that fits nowhere, `--churn` a second. Applies ask for
   no plan (`shoal apply --no-plan`), unless `--plans` is given.
 
-Times of steps and decisions are processor time of the loop's thread, so that a busy machine changes them little.
+Times of steps and decisions are processor time of the loop's thread and of the one where steps decide, so that a busy
+machine changes them little.
 `durable_per_s` are placements of `mass` a second by the clock, from the apply to the last commit. `loop_stall_ms` is
 the most processor time for which the event loop let nobody else run, heartbeats among them, after the start.
 `memory_gb` is the most that this process had, agents included. `growth` is the exponent of the nodes by which the
@@ -41,7 +42,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from _machine import machine_line
 from _placement.agents import LoopMonitor, NoModels, ScaleAgent, ScaleLinks
@@ -50,12 +51,14 @@ from _placement.standing import REGION, fill, workload_text
 from shoal.coordinator.api.compute_pool import ComputePool
 from shoal.coordinator.clock import CoordinatorClock, SystemIds
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
+from shoal.coordinator.controllers.runner import Transition
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.main import GC_THRESHOLD
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.host import gc_freeze
 from shoal.types.workload import WorkloadKey
 
+T = TypeVar("T")
 SIZES: Final = (1_000, 5_000, 15_000, 100_000)
 HEARTBEATS_PER_S: Final = 5_000
 """Most heartbeats a second: beyond this many nodes they are sent less often, as a policy of such a region says."""
@@ -122,37 +125,55 @@ class ScaleFigures:
     start_s: float
 
 
+class StepThread:
+    """Where steps decide, as in the coordinator's program, and how long that takes."""
+
+    def __init__(self) -> None:
+        self.pool = ComputePool(threads=1)
+        self.decisions: list[float] = []
+        """Processor seconds of each decision."""
+        self.used_s = 0.0
+        """Processor seconds of the thread."""
+        self.meanwhile_s = 0.0
+        """Processor seconds of the loop's thread while a step waited for this one."""
+
+    async def decide(self, work: Callable[[], T], /) -> T:
+        def run_timed() -> T:
+            began = time.thread_time()
+            found = work()
+            took = time.thread_time() - began
+            self.used_s += took
+            if isinstance(found, Transition):
+                self.decisions.append(took)
+            return found
+
+        began = time.thread_time()
+        try:
+            return await self.pool.run("steps", run_timed, limited=False)
+        finally:
+            self.meanwhile_s += time.thread_time() - began
+
+
 class ScaleRun:
     """One size."""
 
-    def __init__(self, region: RegionalCoordinator, links: ScaleLinks, load: Load) -> None:
+    def __init__(self, region: RegionalCoordinator, links: ScaleLinks, load: Load, thread: StepThread) -> None:
         self.region = region
+        self.thread = thread
         self.links = links
         self.load = load
         self.pool = ComputePool()
         """Where the operator API reads and plans documents, beside the loop."""
         self.steps: list[float] = []
-        """Processor seconds of the loop's thread in each step: of an idle one all is its own."""
-        self.decisions: list[float] = []
-        """Processor seconds of each decision."""
-        step, commit = region.workloads.step, region.workloads.transitions.run
+        """Processor seconds of each step, of both threads: of an idle one all is its own."""
+        step = region.workloads.step
 
         async def timed_step() -> None:
-            began = time.thread_time()
+            began, own_s = time.thread_time(), thread.used_s - thread.meanwhile_s
             await step()
-            self.steps.append(time.thread_time() - began)
-
-        async def timed_commit(decide: Callable[[], Any]) -> Any:
-            def decide_timed() -> Any:
-                began = time.thread_time()
-                found = decide()
-                self.decisions.append(time.thread_time() - began)
-                return found
-
-            return await commit(decide_timed)
+            self.steps.append(time.thread_time() - began + thread.used_s - thread.meanwhile_s - own_s)
 
         region.workloads.step = timed_step  # type: ignore[method-assign]
-        region.workloads.transitions.run = timed_commit  # type: ignore[method-assign, assignment]
 
     async def until(self, what: str, condition: Callable[[], bool], most_s: float = SETTLE_S) -> float:
         """Seconds until the condition held."""
@@ -185,10 +206,10 @@ class ScaleRun:
         decided, applied, ready = list[float](), list[float](), list[float]()
         for number in range(self.load.applies):
             key = await self._apply(f"one-{number}", number)
-            began, (took, self.decisions) = time.monotonic(), (self._took, [])
+            began, (took, self.thread.decisions) = time.monotonic(), (self._took, [])
             await self.until("a placement", lambda: key in self.links.ready_at)  # noqa: B023
             applied.append(took)
-            decided.append(max(self.decisions, default=math.nan))
+            decided.append(max(self.thread.decisions, default=math.nan))
             ready.append(took + self.links.ready_at[key] - began)
         return decided, applied, ready
 
@@ -258,10 +279,13 @@ async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
     _log(f"{nodes} nodes written")
     began = time.monotonic()
     links = ScaleLinks({each.name: ScaleAgent(each, standing.epoch) for each in standing.nodes}, heartbeat_s)
-    region = RegionalCoordinator(store, links, NoModels(), NoModels(), clock, SystemIds(), RegionConfig(REGION))
+    thread = StepThread()
+    region = RegionalCoordinator(
+        store, links, NoModels(), NoModels(), clock, SystemIds(), RegionConfig(REGION), decide=thread.decide
+    )
     await region.start()
     links.attach(region)
-    run, monitor = ScaleRun(region, links, load), LoopMonitor()
+    run, monitor = ScaleRun(region, links, load, thread), LoopMonitor()
     tasks = [
         asyncio.create_task(each) for each in (links.run(), region.run(), monitor.run(), gc_freeze.collect_regularly())
     ]
@@ -282,6 +306,7 @@ async def measure(nodes: int, load: Load, folder: Path) -> ScaleFigures:
         churned = await run.churn() if load.churn_s else math.nan
     finally:
         run.pool.stop()
+        thread.pool.stop()
         region.stop()
         for task in tasks:
             task.cancel()

@@ -80,14 +80,14 @@ def _global_names(code: CodeType) -> set[str]:
 
 def _send_first(when: str) -> tuple[str, str]:
     """An edit of the region's step that sends its desired sets before it commits them. `when` is of its keys."""
-    run = "            await self.transitions.run(self._step)\n"
+    run = "            await self.transitions.run_beside(self._begin_step, self._decide_beside)\n"
     return (
         run,
-        "            early = self._step()\n"
+        "            early = self._begin_step()()\n"
         "            puts = early.writes.puts if early.writes is not None else {}\n"
         f"            for node in [key.removeprefix(DESIRED) for key in puts if key.startswith(DESIRED) and {when}]:\n"
         "                await self._sender._links.send(node, codec.load(DesiredSet, puts[DESIRED + node]))\n"
-        + run.replace("self._step", "lambda: early"),
+        + run.replace("self._begin_step", "lambda: lambda: early"),
     )
 
 

@@ -300,16 +300,28 @@ CONSUMERS: Final[Mapping[str, Mapping[str, ActiveField | PlannedField]]] = {
 def check_fields(kind: str, root: YamlNode) -> Iterator[Finding]:
     """Fields that nothing acts on yet, and fields left empty. Reads the text as typed, so it works where a type is
     wrong too."""
-    yield from _fields(CONSUMERS[kind], root, root, ())
+    yield from _fields(_PLANNED[kind], root, root, ())
 
 
-def _fields(
-    table: Mapping[str, ActiveField | PlannedField], root: YamlNode, node: YamlNode, path: Path
-) -> Iterator[Finding]:
+def _planned_fields(table: Mapping[str, ActiveField | PlannedField]) -> Mapping[str, PlannedField]:
+    """Fields and blocks of which nothing is active, with the first planned field of each."""
+    planned, active = dict[str, PlannedField](), set[str]()
+    for field, entry in table.items():
+        steps = field.split(".")
+        for name in (".".join(steps[:count]) for count in range(1, len(steps) + 1)):
+            if isinstance(entry, ActiveField):
+                active.add(name)
+            else:
+                planned.setdefault(name, entry)
+    return {name: entry for name, entry in planned.items() if name not in active}
+
+
+_PLANNED: Final = {kind: _planned_fields(table) for kind, table in CONSUMERS.items()}
+"""By kind: looked up for each field of each document."""
+
+
+def _fields(planned: Mapping[str, PlannedField], root: YamlNode, node: YamlNode, path: Path) -> Iterator[Finding]:
     name = ".".join(step for step in path if isinstance(step, str))
-    under = [entry for field, entry in table.items() if field == name or not name or field.startswith(f"{name}.")]
-    later = next((entry for entry in under if isinstance(entry, PlannedField)), None)
-    live = next((entry for entry in under if isinstance(entry, ActiveField)), None)
     value = node.value if isinstance(node, ScalarNode) else None
     if path and isinstance(node, ScalarNode) and value is None:
         asked = "a value, or the field left out"
@@ -323,14 +335,14 @@ def _fields(
             key_position(root, path),
             Refusal(Code.FIELD_WITHOUT_EFFECT, f"{_last_field(path)} is empty", asked, _REMOVE),
         )
-    elif later is not None and live is None:
-        yield key_position(root, path), _planned_refusal(name, later)
+    elif name in planned:
+        yield key_position(root, path), _planned_refusal(name, planned[name])
     elif isinstance(node, MappingNode):
         for key, inner in node.entries.items():
-            yield from _fields(table, root, inner, (*path, key))
+            yield from _fields(planned, root, inner, (*path, key))
     elif isinstance(node, SequenceNode):
         for index, inner in enumerate(node.items):
-            yield from _fields(table, root, inner, (*path, index))
+            yield from _fields(planned, root, inner, (*path, index))
 
 
 _REMOVE = "give it a value or remove it"

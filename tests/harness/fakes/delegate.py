@@ -10,7 +10,7 @@ from harness.wait import until
 from shoal.coordinator.controllers.federation.access import FederationAccess
 from shoal.coordinator.controllers.federation.delegate import DelegateController
 from shoal.coordinator.controllers.federation.ledger import Ledger
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.ports import PeerRegions, VerifiedMessage
 from shoal.types.agreement import Grant, Notice
 from shoal.types.chain import first_break

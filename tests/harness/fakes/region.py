@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region.region import RegionalCoordinator, RegionConfig
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.ports import Meter, Proofs, Signals, SpanExporter
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -164,13 +164,14 @@ class RegionFixture:
         meter: Meter | None = None,
         traces: SpanExporter | None = None,
         compute: Compute = inline,
+        decide: Compute = inline,
         thread_time: Callable[[], float] = lambda: 0.0,
     ) -> "RegionFixture":
         """earlier: the same machine before a restart; its clock, models and ids continue. signals: feeds that it can
         read.
 
         clock: shared with another region. traces: receives the spans. compute: where looks at the queue of moves run.
-        thread_time: by which these are paced.
+        thread_time: by which these are paced. decide: where steps decide.
         """
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = RecordedLinks()
@@ -186,6 +187,7 @@ class RegionFixture:
             meter=meter,
             exporter=traces,
             compute=compute,
+            decide=decide,
             thread_time=thread_time,
         )
         await region.start()

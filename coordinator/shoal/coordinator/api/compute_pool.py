@@ -30,10 +30,10 @@ class _Caller:
 
 
 class ComputePool:
-    """Runs pure functions for the operator API."""
+    """Runs functions for the operator API, or what the region's steps decide."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="beside")
+    def __init__(self, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beside")
         self._callers: dict[str, _Caller] = {}
 
     async def run(self, caller: str, work: Callable[[], T], *, limited: bool = True) -> T:

@@ -10,7 +10,7 @@ from shoal.coordinator.api.migrations import migration_view, migration_views, qu
 from shoal.coordinator.api.pace import Pace, extend_in_slices
 from shoal.coordinator.controllers.identity.enrolment import Enrolment
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.core.catalog.model import DocumentKey
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.migration.queue import QueuedMove

@@ -7,7 +7,7 @@ take has not happened.
 
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shoal.coordinator.ports import StaleRevision
 from shoal.host import gc_freeze
@@ -19,10 +19,26 @@ ATTEMPTS: Final = 3
 K = TypeVar("K", bound=Hashable)
 W = TypeVar("W")
 E = TypeVar("E")
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    """Runs a pure function without blocking the caller's loop for long; raises what the function raises."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+async def inline(work: Callable[[], T], /) -> T:
+    """Runs the function at once, in the caller's task."""
+    return work()
 
 
 def keep_state(revision: int) -> None:
     """`Transition.adopt` of a step that changes nothing in memory."""
+
+
+def keep_all() -> None:
+    """`Transition.settle` of a step after which nothing of it takes long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,8 @@ class Transition(Generic[W, E]):
     writes: W | None = None
     # Takes over the state after the step, given the revision of its commit; 0 if nothing was stored.
     adopt: Callable[[int], None] = keep_state
+    # Part of it that takes long, and comes first. It may run beside the loop.
+    settle: Callable[[], None] = keep_all
 
 
 class TransitionRunner(Generic[K, W]):
@@ -67,10 +85,20 @@ class TransitionRunner(Generic[K, W]):
 
         Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER | CONFLICT), and what `step` raises.
         """
+        return await self.run_beside(key, lambda: step, inline)
+
+    async def run_beside(self, key: K, begin: Callable[[], Callable[[], Transition[W, E]]], compute: Compute) -> E:
+        """The same of a step that takes long. begin: reads what memory has; what it returns decides, and runs in
+        `compute`. That may read and change only what nobody changes meanwhile but under the lock."""
         for _ in range(ATTEMPTS):
             await self.reload(key)
-            with gc_freeze.pause():
-                transition = step()
+            step = begin()
+
+            def decide() -> Transition[W, E]:
+                with gc_freeze.pause():
+                    return step()  # noqa: B023
+
+            transition = await compute(decide)
             revision = 0
             if transition.writes is not None:
                 try:
@@ -81,6 +109,8 @@ class TransitionRunner(Generic[K, W]):
                 except ShoalError:
                     self._uncertain[key] = transition  # it may have taken effect
                     raise
+            if transition.settle is not keep_all:
+                await compute(transition.settle)
             transition.adopt(revision)
             return transition.effects
         raise refuse(Code.CONFLICT, f"{key} is written by another", "one writer", "ask again")

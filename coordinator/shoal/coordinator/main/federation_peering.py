@@ -13,7 +13,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.controllers.federation.membership import FederationMembership, LedgerHeads
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
-from shoal.coordinator.controllers.workloads.apply import Compute
+from shoal.coordinator.controllers.runner import Compute
 from shoal.coordinator.core.negotiation.advertise import capacity_classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity

@@ -178,7 +178,7 @@ async def _lead(
     links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
     blobs = DirectoryBlobs(config.shared_dir / "models", Bytes(MODEL_BYTES))
     traces = CollectorSpanExporter(config.otlp)
-    pool = ComputePool()
+    pool, steps = ComputePool(), ComputePool(threads=1)
     region = RegionalCoordinator(
         store,
         CompositeLinks(*links),
@@ -191,6 +191,7 @@ async def _lead(
         restore_reason=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
         compute=partial(pool.run, "the queue of moves"),
+        decide=partial(steps.run, "the region's step", limited=False),
         thread_time=time.thread_time,
         proofs=SignedProofs(config.region, authority, identity.current),
         exporter=traces,

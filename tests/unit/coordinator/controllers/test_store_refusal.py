@@ -144,7 +144,7 @@ async def test_a_longer_log_of_before_is_cut_a_little_with_each_event(store: Sql
     await before.write(*(LogEvent("MADE", f"{number}", "") for number in range(200)))
     log = EventLog(store, ManualClock(), kept=100, audit_kept=100)
     await log.start()
-    writes = log.entries([LogEvent("MADE", "x", ""), LogEvent("MADE", "y", "")])
+    writes = await log.entries([LogEvent("MADE", "x", ""), LogEvent("MADE", "y", "")])
     assert len(writes.deletes) == 2 + OVERDUE_EVICTED
     log = EventLog(store, ManualClock(), kept=100, audit_kept=100)
     await log.start()

@@ -15,7 +15,7 @@ from harness.fakes.region import RegionFixture
 from harness.ports import free_ports
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.blobs.directory import DirectoryBlobs
-from shoal.coordinator.controllers.workloads.apply import inline
+from shoal.coordinator.controllers.runner import inline
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
 from shoal.coordinator.main.federation_peering import FederationPeering

@@ -17,7 +17,7 @@ from shoal.coordinator.controllers.federation.guest_service import GuestService
 from shoal.coordinator.controllers.federation.hosting_rules import HostingRules
 from shoal.coordinator.controllers.federation.standings import REGIONS_MOST
 from shoal.coordinator.controllers.log.context import ControllerContext
-from shoal.coordinator.controllers.workloads.apply import Compute
+from shoal.coordinator.controllers.runner import Compute
 from shoal.coordinator.controllers.workloads.looks import MOST_LOOKS
 from shoal.coordinator.controllers.workloads.node_marks import are_within
 from shoal.coordinator.controllers.workloads.step import WorkloadsController

@@ -26,7 +26,7 @@ from shoal.coordinator.controllers.federation.ledger import Ledger
 from shoal.coordinator.controllers.federation.notices import NoticeSender
 from shoal.coordinator.controllers.federation.standings import StandingRepository
 from shoal.coordinator.controllers.log.context import ControllerContext
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Guest
 from shoal.coordinator.core.federation.rules import SOLICITATION_BYTES

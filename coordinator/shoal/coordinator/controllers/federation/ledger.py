@@ -13,7 +13,7 @@ from typing import Final
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.log.events import LogEvent
 from shoal.coordinator.controllers.log.fencing import RegionFence
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.ports import Clock, StaleRevision, Store, StoreRecord
 from shoal.types.chain import LedgerEntry, digest, first_break, show_evidence
 from shoal.types.codes import Code, Refusal, ShoalError

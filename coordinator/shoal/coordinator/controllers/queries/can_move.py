@@ -9,7 +9,8 @@ from typing import Final
 
 from shoal.coordinator.controllers.federation.origin import OriginController
 from shoal.coordinator.controllers.queries.delegation import NOT_JOINED, IndicativeBid, indicative_bids
-from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsController, inline
+from shoal.coordinator.controllers.runner import Compute, inline
+from shoal.coordinator.controllers.workloads.apply import DocumentsController
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.core.catalog.model import Catalog
 from shoal.coordinator.core.migration.estimate import MoveAnswer, MoveEstimates, check_aim

@@ -8,7 +8,7 @@ from typing import Final
 from shoal.coordinator.controllers.log.events import AUDIT, digest_of, first_broken_entry
 from shoal.coordinator.controllers.region.region import RegionalCoordinator
 from shoal.coordinator.controllers.region.trust import TrustController
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.signals.model import Signal
 from shoal.coordinator.core.workloads.invariants import check

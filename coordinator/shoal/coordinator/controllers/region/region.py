@@ -31,7 +31,8 @@ from shoal.coordinator.controllers.queries.logs import NodeLogs
 from shoal.coordinator.controllers.queries.timeline import TimelineController
 from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
-from shoal.coordinator.controllers.workloads.apply import Compute, DocumentsController, inline
+from shoal.coordinator.controllers.runner import Compute, inline
+from shoal.coordinator.controllers.workloads.apply import DocumentsController
 from shoal.coordinator.controllers.workloads.moves_api import MovesController
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.queued_moves import QueuedMovesController
@@ -68,12 +69,10 @@ STEP_S: Final = Seconds(2.0)
 RETRY_S: Final = Seconds(1.0)
 DRAIN_S: Final = Seconds(10.0)
 """How long one `drain` call lasts: a region whose leave was abandoned trades again after this."""
-BACKLOG_FACTOR: Final = 0.25
-"""The same while applied workloads wait for a step to take them up: links get a fifth of the loop, and what steps leave
-while they are stored."""
 IDLE_FACTOR: Final = 3
 """After a step that took t, wait min(3t, tick_s). In a reconnect storm every hello requests a step; this caps stepping
-at a quarter of the loop."""
+at a quarter of the processor. While applied workloads wait for a step to take them up, the next one begins at once:
+steps decide beside the loop, so that links have their turns anyway."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -143,12 +142,14 @@ class RegionalCoordinator:
         proofs: Proofs | None = None,
         exporter: SpanExporter | None = None,
         compute: Compute = inline,
+        decide: Compute = inline,
         thread_time: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """restore_reason: why the store is older than what was acknowledged; opens a new history. proofs: let nodes
         prove that the store is an undetected old copy; without them it stays undetected. exporter: receives the spans
         of finished migrations and negotiations. compute: where long computations run that nobody waits for.
-        thread_time: seconds of processor time of the thread that asks, by which these computations are paced.
+        thread_time: seconds of processor time of the thread that asks, by which these computations are paced. decide:
+        where the region's steps decide, one at a time.
         """
         self.config = config
         self.restore_reason = restore_reason
@@ -191,6 +192,7 @@ class RegionalCoordinator:
             signals=self.signals.current,
             proofs=proofs,
             on_migration_end=lambda migration: self.traces.on_end(migration),
+            decide=decide,
         )
         self.documents = DocumentsController(context, self.workloads, self.signals.current)
         self.placement = PlacementQueries(self.workloads, clock)
@@ -352,8 +354,8 @@ class RegionalCoordinator:
             with suppress(ShoalError, StaleRevision):  # the next write says what the store says
                 await self.fence.save_clock()
             took = self.clock.now() - began
-            idle = BACKLOG_FACTOR if self.workloads.has_backlog else IDLE_FACTOR
-            await self.clock.sleep(Seconds(min(idle * took, self.config.tick_s)))
+            idle_s = 0.0 if self.workloads.has_backlog else min(IDLE_FACTOR * took, self.config.tick_s)
+            await self.clock.sleep(Seconds(idle_s))
             await self._wait()
 
     def stop(self) -> None:

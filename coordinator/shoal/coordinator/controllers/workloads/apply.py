@@ -6,13 +6,14 @@ planned on, and a stale plan is refused, because only its author can say whether
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal
 
 from shoal.coordinator import codec
 from shoal.coordinator.controllers.documents import revisions
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent, StoreWrites
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.differences import DocumentChange
 from shoal.coordinator.core.catalog.model import DOCUMENTS, Catalog, DocumentKey, StoredDocument
@@ -36,7 +37,7 @@ alone decide. Otherwise each of them would be decided twice."""
 
 MOST_DUMPED: Final = 256
 """Documents of which the loop itself makes what is stored: with its event each takes 8 us of a busy AMD EPYC. Whatever
-their number, the loop numbers the events and makes their bytes as they are stored: about 10 us each of the same."""
+their number, the loop numbers the events and makes their bytes as they are stored, some at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +70,6 @@ class ApplyResult:
     plan_differences: tuple[str, ...]
     # Store revision of the commit; 0: nothing was applied.
     revision: int
-
-
-T = TypeVar("T")
-
-
-class Compute(Protocol):
-    """Runs a pure function without blocking the caller's loop for long; raises what the function raises."""
-
-    async def __call__(self, work: Callable[[], T], /) -> T: ...
-
-
-async def inline(work: Callable[[], T], /) -> T:
-    """Runs the function at once, in the caller's task."""
-    return work()
 
 
 class DocumentsController:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from shoal.coordinator.controllers.runner import Transition
-from shoal.coordinator.controllers.workloads.apply import Compute
+from shoal.coordinator.controllers.runner import Compute, Transition
 from shoal.coordinator.controllers.workloads.transitions import RegionTransitions, RegionWrites
 
 A = TypeVar("A")

@@ -7,8 +7,7 @@ from typing import Final, TypeVar
 from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.runner import Transition
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, Transition, inline
 from shoal.coordinator.controllers.workloads.looks import Look, run_after_look
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.step import WorkloadsController

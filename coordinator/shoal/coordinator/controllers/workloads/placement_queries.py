@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.controllers.workloads.node_marks import are_same
 from shoal.coordinator.controllers.workloads.step import WorkloadsController
 from shoal.coordinator.core.catalog.model import Catalog

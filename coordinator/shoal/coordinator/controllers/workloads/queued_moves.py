@@ -14,8 +14,7 @@ import structlog
 
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.runner import Transition
-from shoal.coordinator.controllers.workloads.apply import Compute, inline
+from shoal.coordinator.controllers.runner import Compute, Transition, inline
 from shoal.coordinator.controllers.workloads.looks import MOST_LOOKS, Look, run_after_look
 from shoal.coordinator.controllers.workloads.moves_api import ID_KIND, MovesController, check_is_of
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries

@@ -11,10 +11,12 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.ports import AgentLinks, Clock, Proofs
 from shoal.types.assignment import DesiredSet
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Seconds
 
 RESEND_HEARTBEATS: Final = 3
 """A node that still reports another version this many heartbeats after a send is sent its set again."""
+SENT_AT_ONCE: Final = 16
+"""Sets between two turns of the loop: each is signed and made a message."""
 
 
 class DesiredSetSender:
@@ -35,6 +37,7 @@ class DesiredSetSender:
         """
         looked_at, self._fleet.unconfirmed = self._fleet.unconfirmed | self._fleet.unsent | self._behind, set()
         self._behind = set()
+        sent = 0
         for node in sorted(looked_at):
             state, desired = self._fleet.state_of(node), stored.get(node)
             if state is None or desired is None or not (state.connected and state.sequence > 0):
@@ -45,6 +48,9 @@ class DesiredSetSender:
                 self._sent_at[node] = self._clock.now()
                 self._fleet.unsent.discard(node)
                 await self._links.send(node, replace(desired, proof=self._proofs.sign(desired)))
+                sent += 1
+                if sent % SENT_AT_ONCE == 0:
+                    await self._clock.sleep(Seconds(0.0))
 
     def _is_overdue(self, state: NodeState, desired: DesiredSet) -> bool:
         resend_s = RESEND_HEARTBEATS * self._fleet.decision_fleet.timing.heartbeat_s

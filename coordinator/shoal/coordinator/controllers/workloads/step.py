@@ -5,9 +5,10 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node reports another version.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
@@ -15,7 +16,7 @@ from shoal.coordinator.controllers.fleet.controller import FleetController
 from shoal.coordinator.controllers.identity.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.runner import Transition
+from shoal.coordinator.controllers.runner import Compute, Transition, inline
 from shoal.coordinator.controllers.workloads.confirmed_limits import ConfirmedLimits
 from shoal.coordinator.controllers.workloads.desired_sets import DESIRED, DIGESTS, LARGE, DesiredSetRecords
 from shoal.coordinator.controllers.workloads.fetches import Fetches
@@ -70,8 +71,10 @@ from shoal.coordinator.ports import AgentLinks, Proofs
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.assignment import Assignment, Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.units import Elapsed, Seconds, UsdPerHour
+from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
+
+T = TypeVar("T")
 
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
@@ -99,10 +102,11 @@ class WorkloadsController:
         signals: Callable[[Catalog], Mapping[SignalName, Signal]],
         proofs: Proofs,
         on_migration_end: Callable[[str], None],
+        decide: Compute = inline,
     ) -> None:
         """seed: of every choice that placement leaves open. on_change: called when the next step should run at once.
         signals: current values under the documents of a catalog. on_migration_end: called with the id of each migration
-        that ended.
+        that ended. decide: where steps decide, one at a time.
         """
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
@@ -163,7 +167,7 @@ class WorkloadsController:
         """Nodes whose desired set may belong to an ended history."""
         self._changed_nodes: set[str] = set()
         """Nodes whose state is another than in the last step that was stored."""
-        self._shared: tuple[object, ...] = ()
+        self._shared: _SharedParts | None = None
         """What all desired sets had in common in that step."""
         self._is_memory_old = False
         """True: the memory is stored as an earlier version did, and is written anew as a whole."""
@@ -175,6 +179,9 @@ class WorkloadsController:
         """Told in each step in what its decision differs from one from scratch; None: none is made from scratch."""
         self.transitions = RegionTransitions(context)
         self.step_lock = self.transitions.lock
+        self._decide = decide
+        self._deciding = asyncio.Lock()
+        """Held while a step decides: what earlier steps decided changes under its hands."""
 
     async def start(self) -> None:
         """Call after the documents are adopted. Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
@@ -184,7 +191,7 @@ class WorkloadsController:
         self._old_sets = set(self.desired)
         self._confirmed_limits.forget_all()
         self._kept.forget()
-        self._shared = ()
+        self._shared = None
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
         self.await_nodes()
         stored = await load_memory(self._store)
@@ -328,11 +335,15 @@ class WorkloadsController:
         """
         async with self.step_lock:
             if not self._awaits_nodes():
-                await self.transitions.run(self._step)
+                await self.transitions.run_beside(self._begin_step, self._decide_beside)
                 await self._sender.send(self.desired)
                 if self._kept.has_to_learn(self._memory):
                     await self._clock.sleep(Seconds(0.0))  # heartbeats have their turn
-                    self._kept.learn(self._memory)
+                    await self._decide_beside(lambda: self._kept.learn(self._memory))
+
+    async def _decide_beside(self, work: Callable[[], T]) -> T:
+        async with self._deciding:
+            return await self._decide(work)
 
     def prepare(self) -> None:
         """Does a small part of what decisions would wait for. Call it between two steps, again and again."""
@@ -377,7 +388,8 @@ class WorkloadsController:
         states = self._fleet.fleet.nodes.values()
         return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
 
-    def _step(self) -> Transition[RegionWrites, None]:
+    def _begin_step(self) -> Callable[[], Transition[RegionWrites, None]]:
+        """Reads what links and callers may change while the step decides."""
         began, wall = self._clock.now(), self._clock.wall()
         # A restored store may lack assignments that exist: skip their ids, or else an id would name two assignments.
         if self._is_first_of_history:
@@ -390,33 +402,38 @@ class WorkloadsController:
         self._changed_nodes |= self._fleet.take_changed_nodes()
         self._count_replicas(self._changed_nodes)
         world = replace(self._world(self.catalog), changed_nodes=frozenset(self._changed_nodes))
-        triggers = self._should_evaluate_moves(world, now)
+        moment = _StepMoment(
+            *(world, began, now, wall, self._should_evaluate_moves(world, now)),
+            _SharedParts(
+                tuple(each for each in self.credentials if each.expires_at > wall), self.trust, self._fence.history
+            ),
+        )
+        return lambda: self._step(moment)
+
+    def _step(self, moment: "_StepMoment") -> Transition[RegionWrites, None]:
+        """Decides, beside the loop: what it reads besides the moment changes under the lock alone."""
+        world, now, wall, shared = moment.world, moment.now, moment.wall, moment.shared
         advanced = advance(
             *(world, self.migrations.all, now, wall),
-            run_triggers=triggers,
+            run_triggers=moment.run_triggers,
             kept=self._kept,
             most_new=self._pace.most,
             turns=self._turns,
         )
         decision, written = advanced.decision, self.migrations.writes(advanced.changed)
-        self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
-        self._meter.add(metrics.DECISIONS_AUDITED, decision.audited)
-        self._meter.add(metrics.DECISIONS_REFUTED, len(decision.refuted))
         if self.auditor is not None:
             whole = advance(world, self.migrations.all, now, wall, run_triggers=False)
             self.auditor(differences(world, decision, whole.decision))
-        credentials = tuple(each for each in self.credentials if each.expires_at > wall)
-        shared = (credentials, self.trust, self._fence.history)
         looked_at = decision.desired if shared == self._shared else {**self._contents, **decision.desired}
         nodes, completed = world.fleet.nodes, self._records.find_complete(self.desired, looked_at)
         incomplete = self._records.incomplete - completed.keys()
         found = {node: _content(desired) for node, desired in completed.items()}
         changed = {
-            node: self._next_set(node, content, shown)
+            node: self._next_set(node, content, told)
             for node, content in sorted(looked_at.items())
-            for shown in (credentials_of(content, credentials),)
             if node in nodes
-            if node in incomplete or not self._is_unchanged(node, found.get(node), content, shown)
+            for told in (replace(shared, credentials=credentials_of(content, shared.credentials)),)
+            if node in incomplete or not self._is_unchanged(node, found.get(node), content, told)
         }
         maybe_gone = self.desired if decision.is_whole else self._changed_nodes
         gone = tuple(node for node in maybe_gone if node in self.desired and node not in nodes)
@@ -432,7 +449,7 @@ class WorkloadsController:
             writes = RegionWrites(puts, deletes, events, self.migrations.new_verdicts(advanced.changed))
         contents = {node: looked_at[node] for node in changed}
         if not decision.is_whole:
-            self._pace = self._pace.after(len(decision.plan.workloads), Seconds(self._clock.now() - began))
+            self._pace = self._pace.after(len(decision.plan.workloads), Seconds(self._clock.now() - moment.began))
 
         def adopt(revision: int) -> None:
             self._shared = shared
@@ -441,7 +458,10 @@ class WorkloadsController:
             self._adopt_step(world, advanced, written, changed, contents, gone, now)
             self._records.adopt((*completed, *changed), left)
 
-        return Transition(None, writes, adopt)
+        def settle() -> None:
+            self._kept.adopt(world, migration_effects(world, self.migrations.all, now), decision, now)
+
+        return Transition(None, writes, adopt, settle)
 
     def _writes_of(self, desired: DesiredSet, decision: Decision) -> Mapping[str, bytes]:
         known = self.desired.get(desired.node)
@@ -481,9 +501,11 @@ class WorkloadsController:
         now: Elapsed,
     ) -> None:
         decision = advanced.decision
-        self._kept.adopt(world, migration_effects(world, self.migrations.all, now), decision, now)
         self._adopt_memory(decision.memory)
         self._is_memory_old = False
+        self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
+        self._meter.add(metrics.DECISIONS_AUDITED, decision.audited)
+        self._meter.add(metrics.DECISIONS_REFUTED, len(decision.refuted))
         self._count(advanced)
         ended = self.migrations.newly_over(advanced.changed)
         self.migrations.adopt(advanced.changed, written)
@@ -604,8 +626,11 @@ class WorkloadsController:
         return RoomMark(self._fleet.decision_fleet.nodes, dict(self._contents), self.open_reservations)
 
     async def next_placement(self, catalog: Catalog) -> NextPlacement:
-        """What placement would be asked now under the given catalog. While a step is stored, it is as if that had not
-        begun; it waits for one about everything alone, after which little has to be asked."""
+        """What placement would be asked now under the given catalog. It waits for the decision of a step; while that is
+        stored, it is as if the step had not begun. It also waits until one about everything is stored, after which
+        little has to be asked."""
+        async with self._deciding:
+            pass
         if self._kept.is_deciding_whole:
             async with self.step_lock:
                 pass
@@ -661,7 +686,7 @@ class WorkloadsController:
             confirmed=self._confirmed_limits.nodes(fleet, self.desired),
         )
 
-    def _next_set(self, node: str, content: DesiredContent, credentials: tuple[Credential, ...]) -> DesiredSet:
+    def _next_set(self, node: str, content: DesiredContent, told: "_SharedParts") -> DesiredSet:
         known = self.desired.get(node)
         generation = known.version.generation + 1 if known is not None else 1
         return DesiredSet(
@@ -670,9 +695,9 @@ class WorkloadsController:
             content.assignments,
             content.routes,
             content.pins,
-            credentials,
+            told.credentials,
             content.heartbeat_s,
-            self.trust,
+            told.trust,
             content.peers,
             asleep=content.asleep,
             forwarding=content.forwarding,
@@ -681,16 +706,45 @@ class WorkloadsController:
         )
 
     def _is_unchanged(
-        self, node: str, completed: DesiredContent | None, content: DesiredContent, credentials: tuple[Credential, ...]
+        self, node: str, completed: DesiredContent | None, content: DesiredContent, told: "_SharedParts"
     ) -> bool:
         """completed: the content before, where it was not known until now."""
         known = self.desired.get(node)
-        return known is not None and (
-            (completed or self._contents[node]) == content
-            and known.credentials == credentials
-            and known.version.history == self._fence.history
-            and known.trust == self.trust
+        return (
+            known is not None
+            and (completed or self._contents[node]) == content
+            and told == _SharedParts(known.credentials, known.trust, known.version.history)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedParts:
+    """What desired sets have of the region as a whole."""
+
+    # Of all tenants, or of those whose clients may call the node.
+    credentials: tuple[Credential, ...]
+    # Roots and revoked serials; None: not known yet.
+    trust: Trust | None
+    # Of the versions of sets.
+    history: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StepMoment:
+    """What a step decides from that others may change while it does."""
+
+    # Nothing in it changes any more, apart from what changes under the lock alone.
+    world: RegionState
+    # When the step began.
+    began: Elapsed
+    # As of when it decides.
+    now: Elapsed
+    # The same by the calendar.
+    wall: Wall
+    # Whether moves that nobody requested are looked for.
+    run_triggers: bool
+    # For all sets.
+    shared: _SharedParts
 
 
 def _device_costs(fleet: Fleet, signals: Mapping[SignalName, Signal]) -> DeviceCosts:

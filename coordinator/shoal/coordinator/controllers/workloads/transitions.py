@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from shoal.coordinator.controllers.log.context import RegionContext
 from shoal.coordinator.controllers.log.events import LogEvent
-from shoal.coordinator.controllers.runner import Transition, TransitionRunner
+from shoal.coordinator.controllers.runner import Compute, Transition, TransitionRunner
 from shoal.coordinator.controllers.workloads.migrations import verdict_digest
 from shoal.coordinator.core.migration.model import Migration
 from shoal.types.codes import Code
@@ -54,6 +54,10 @@ class RegionTransitions:
         """As `TransitionRunner.run`; call it under `lock`."""
         return await self._runner.run(REGION, step)
 
+    async def run_beside(self, begin: Callable[[], Callable[[], Transition[RegionWrites, T]]], compute: Compute) -> T:
+        """As `TransitionRunner.run_beside`; call it under `lock`."""
+        return await self._runner.run_beside(REGION, begin, compute)
+
     async def _commit(self, writes: RegionWrites) -> int:
         await self._attest(writes.new_verdicts)
         return await self._fence.commit(writes.puts, deletes=writes.deletes, events=writes.events)
@@ -77,4 +81,9 @@ class RegionTransitions:
         record = await self._store.read(at)
         if (record.value if record is not None else None) != writes.puts.get(at):
             return lambda: None
-        return lambda: doubtful.adopt(record.revision if record is not None else 0)
+
+        def adopt() -> None:
+            doubtful.settle()
+            doubtful.adopt(record.revision if record is not None else 0)
+
+        return adopt

@@ -1,4 +1,5 @@
-"""How many new workloads a step takes up, so that the region's loop is not held for long by one large apply.
+"""How many new workloads a step takes up, so that whatever else the region has to decide does not wait for long for one
+large apply.
 
 A step that decides about everything takes up all: after a restart, while the region trades, where quotas or devices of
 replicas without a measurement changed, or where a workload displaces others."""
@@ -9,8 +10,8 @@ from typing import Final
 from shoal.types.units import Seconds
 
 MOST_S: Final = Seconds(0.03)
-"""Seconds that a step should take for new workloads: a third of what heartbeats may have to wait. It takes as long
-again for those that it confirms, and what follows its commit a third of that."""
+"""Seconds that a step should take for new workloads. It takes as long again for those that it confirms, and what
+follows its commit a third of that."""
 LEAST_NEW: Final = 32
 """Taken up by each step, however long it takes."""
 FIRST_NEW: Final = 32
