@@ -7,6 +7,7 @@ times in two minutes at 380 requests/s (measured). No request progressed meanwhi
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +16,8 @@ from shoal.host import memory
 
 YOUNG_S: Final = 10.0
 """Seconds between two searches of what was allocated since the last one."""
+PAUSED_S: Final = 0.02
+"""Seconds between two looks whether all pauses are over."""
 COUNT_EVERY: Final = 60
 """After so many searches, the objects are counted that are excluded from them: that visits each, at 20 ns."""
 MOST_GROWTH: Final = 1.5
@@ -47,17 +50,47 @@ def search_after(count: int) -> None:
 @contextmanager
 def pause() -> Iterator[None]:
     """Searches for no cycles meanwhile: for work that allocates much, leaves no cycles, and that somebody waits for. If
-    it leaves MOST_SEARCHED objects, they are excluded from later searches; so are cycles that others left before."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    before = gc.get_count()[0]
+    it leaves MOST_SEARCHED objects, they are excluded from later searches; so are cycles that others left before.
+    Several threads may pause at a time: searches go on after the last of them."""
+    _PAUSES.begin()
     try:
         yield
     finally:
-        if was_enabled:
-            if gc.get_count()[0] - before >= MOST_SEARCHED:
-                gc.freeze()
-            gc.enable()
+        _PAUSES.end()
+
+
+class _Pauses:
+    """Those that are under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._was_enabled = False
+        self._before = 0
+        """Objects that were made since the last search, when the first of them began."""
+
+    def begin(self) -> None:
+        with self._lock:
+            self._number += 1
+            if self._number == 1:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+                self._before = gc.get_count()[0]
+
+    def end(self) -> None:
+        with self._lock:
+            self._number -= 1
+            if not self._number and self._was_enabled:
+                if gc.get_count()[0] - self._before >= MOST_SEARCHED:
+                    gc.freeze()
+                gc.enable()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._number > 0
+
+
+_PAUSES: Final = _Pauses()
 
 
 async def collect_regularly(
@@ -72,9 +105,13 @@ async def collect_regularly(
     direction are freed without a search. Cycles that became garbage later are found once they are many or hold much,
     and after an hour at the latest: the process has set up what it holds when it counts for the first time.
     """
-    searched, whole_at, excluded, resident = 0, 0, 0, 0
+    searched, whole_at, excluded, resident, wait_s = 0, 0, 0, 0, every_s
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(wait_s)
+        if _PAUSES.is_under_way:  # it would visit all that is being made: millions of objects of a large apply
+            wait_s = min(PAUSED_S, every_s)
+            continue
+        wait_s = every_s
         gc.collect(1)
         gc.freeze()
         searched += 1

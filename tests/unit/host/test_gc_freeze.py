@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -151,6 +152,45 @@ def test_nothing_is_searched_while_it_is_paused() -> None:
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() is before
+
+
+class CountedPauses(gc_freeze._Pauses):
+    looks = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        self.looks += 1
+        return super().is_under_way
+
+
+async def test_regular_searches_wait_for_a_pause_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that came in between visited all that a large apply was making, and held the loop for it."""
+    pauses = CountedPauses()
+    monkeypatch.setattr(gc_freeze, "_PAUSES", pauses)
+    begun, go = threading.Event(), threading.Event()
+
+    def make() -> None:
+        with gc_freeze.pause():
+            begun.set()
+            assert go.wait(30)
+
+    making = asyncio.create_task(asyncio.to_thread(make))
+    await until(begun.is_set, 30.0, "the pause to begin")
+    with gc_freeze.pause():
+        pass  # another one that ends sooner
+    garbage = weakref.ref(Node())
+    searches = gc.get_stats()[1]["collections"]
+    collecting = asyncio.create_task(gc_freeze.collect_regularly(0.001))
+    try:
+        await until(lambda: pauses.looks > 2, 30.0, "looks whether the pause is over")
+        assert gc.get_stats()[1]["collections"] == searches
+        assert garbage() is not None
+        go.set()
+        await making
+        await until(lambda: garbage() is None, 30.0, "it to be freed")
+    finally:
+        go.set()
+        collecting.cancel()
 
 
 @pytest.mark.parametrize("most", [10, 10**9])

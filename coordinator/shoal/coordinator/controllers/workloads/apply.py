@@ -23,6 +23,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.changed import difference
 from shoal.coordinator.ports import StaleRevision, StoreRecord
+from shoal.host import gc_freeze
 from shoal.policies import Problem
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.workload import WorkloadKey
@@ -140,12 +141,14 @@ class DocumentsController:
         catalog, wall = self.catalog, self._clock.wall()
 
         def propose_all() -> DocumentProposal:
-            found = propose(
-                catalog, texts, digests, region=self._region, actor=actor, wall=wall, verify=verify_bundle, back=back
-            )
-            if not found.problems:
-                _ = found.catalog.intents  # resolves what changed; the catalog keeps it
-            return found
+            with gc_freeze.pause():
+                found = propose(
+                    catalog, texts, digests, region=self._region, actor=actor, wall=wall, verify=verify_bundle,
+                    back=back,
+                )  # fmt: skip
+                if not found.problems:
+                    _ = found.catalog.intents  # resolves what changed; the catalog keeps it
+                return found
 
         return await compute(propose_all)
 
