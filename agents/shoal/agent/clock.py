@@ -76,7 +76,7 @@ class FollowerClock:
 
     def now(self) -> Elapsed:
         """On this process's own scale, which must not jump when another saved clock is followed."""
-        return Elapsed(_ticks())
+        return Elapsed(time.clock_gettime(_CLOCK))  # as `_ticks`, whose call takes longer: each request asks four times
 
     def wall(self) -> Wall:
         self._refresh()

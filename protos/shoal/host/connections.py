@@ -53,14 +53,20 @@ class Connections:
         return added
 
     def set_busy(self, connection: Connection) -> None:
-        idle = self._idle.get(connection.share, {})
+        idle = self._idle.get(connection.share)
+        if idle is None:
+            return
         idle.pop(connection, None)
         if not idle:
-            self._idle.pop(connection.share, None)
+            del self._idle[connection.share]
 
     def set_idle(self, connection: Connection) -> None:
-        if connection.is_open:
-            self._idle.setdefault(connection.share, {})[connection] = None
+        if not connection.is_open:
+            return
+        idle = self._idle.get(connection.share)
+        if idle is None:
+            idle = self._idle[connection.share] = {}
+        idle[connection] = None
 
     def remove(self, connection: Connection) -> None:
         """Idempotent."""

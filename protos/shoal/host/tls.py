@@ -105,6 +105,11 @@ class TlsConnection(asyncio.BufferedProtocol):
         self.secure = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
+        core = _core_of(self.secure)
+        self._decrypt = cast(Callable[[int, memoryview], int], core.read)
+        self._encrypt = cast(Callable[[bytes | bytearray | memoryview], int], core.write)
+        self._may_wait = server_name is None
+        """What this process called for itself does not wait: it judges by answers in time whether a peer lives."""
         self._protocol: asyncio.Protocol | None = None
         self._on_data: Callable[[memoryview], None] = _refuse_data
         self._is_failed = False
@@ -128,7 +133,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self.plain = cast(asyncio.Transport, transport)
         # Not before: an event loop may make the protocol of a connection that then does not come about.
         self._timer = asyncio.get_running_loop().call_later(self._handshake_s, self._on_timeout)
-        if not self.secure.server_side:
+        if not self._may_wait:
             self._shake_hands()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -144,17 +149,17 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self._is_waiting:
             self.plain.pause_reading()  # not for the first that arrives: mostly that is all
             return
-        # What this process called for itself does not wait: it judges by answers in time whether a peer lives.
-        may_wait = self.secure.server_side
-        if may_wait and not self._turns.begin_event():
+        if not self._may_wait:
+            self._process()
+            return
+        if not self._turns.begin_event():
             self._is_waiting = True
             self._turns.wait(self._on_turn)
             return
         try:
             self._process()
         finally:
-            if may_wait:
-                self._turns.end_event()
+            self._turns.end_event()
 
     def eof_received(self) -> bool:
         """The transport closes itself, if what arrived before does not still wait for its turn."""
@@ -183,7 +188,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self.is_closing or not data:
             return
         try:
-            self.secure.write(data)
+            self._encrypt(data)
         except ssl.SSLError as error:
             self._break(error)
             return
@@ -257,20 +262,19 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def _read(self) -> None:
         """Decrypt what arrived, and pass it on."""
-        plain, incoming = self._buffers.plain, self._incoming
-        read = cast(Callable[[int, memoryview], int], self.secure.read)  # into a buffer, which its stub leaves out
+        plain, incoming, read = self._buffers.plain, self._incoming, self._decrypt
         size = 0
         is_ended = False
         try:
-            while count := read(_RECEIVE_BYTES, plain[size:]):
+            while count := read(_RECEIVE_BYTES, plain[size:] if size else plain):
                 size += count
                 if _RECEIVE_BYTES - size < _RECORD_BYTES:
                     self._on_data(plain[:size])
                     size = 0
                     if self.is_closing:
                         return
-                if not incoming.pending and not self.secure.pending():
-                    break  # another read would raise
+                if not incoming.pending:
+                    break  # another read would raise: one takes all of a record, which has room
             else:
                 is_ended = True
         except ssl.SSLWantReadError:
@@ -313,6 +317,11 @@ class TlsConnection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _core_of(secure: ssl.SSLObject) -> Any:
+    """Reads and writes as `secure` does, which is Python around it; that itself where it has none."""
+    return getattr(secure, "_sslobj", secure)
 
 
 def _refuse_data(_: memoryview) -> None:

@@ -48,8 +48,11 @@ class Caller:
     # Whose share of a front, and of its connections, the request uses. Guests count by region, so that one region's
     # guests do not delay another's.
     payer: str = field(init=False)
+    # Whether the request enters the region here; otherwise another front has already counted its ingress.
+    is_ingress: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_ingress", self.hop == 0 or bool(self.region))
         is_guest = self.tenant == GUEST_TENANT
         object.__setattr__(self, "payer", f"{self.tenant}/{self.origin}" if is_guest else self.tenant)
 
@@ -57,11 +60,6 @@ class Caller:
     def is_forwarded(self) -> bool:
         """Whether another front of this region forwarded the request here."""
         return self.hop == 1 and not self.region
-
-    @property
-    def is_ingress(self) -> bool:
-        """Whether the request enters the region here; otherwise another front has already counted its ingress."""
-        return self.hop == 0 or bool(self.region)
 
 
 Credentials = Mapping[str, Credential]

@@ -40,6 +40,8 @@ CALLER_CHECK_S: Final = Seconds(0.25)
 Clocks of fronts are as old (`clock.FollowerClock`)."""
 _KEPT_HEADS: Final = 16
 """Requests by length that are remembered for callers with the same headers on one connection."""
+_KEPT_CALLERS: Final = 4096
+"""Callers that are remembered so, as many as `CallerAuth` knows again."""
 _KEPT_TARGETS: Final = 64
 """Models that are remembered so."""
 
@@ -60,14 +62,22 @@ class _Head:
 
 
 @dataclass(slots=True)
+class _CheckedCaller:
+    """Who asks, found by the same credentials on any number of connections."""
+
+    caller: Caller
+    # Until when its credentials count without another look, elapsed clock. A look that finds them valid moves it.
+    valid_until: Elapsed
+
+
+@dataclass(slots=True)
 class _Target:
     """Where one caller's requests for one workload go."""
 
     # Of the configuration that it was made under.
     version: int
-    # Until when the caller's credentials count without another look, elapsed clock. A look that finds them valid moves
-    # it.
-    valid_until: Elapsed
+    # Who asks, and until when that is known.
+    checked: _CheckedCaller
     # Who asks.
     caller: Caller
     # Of the workload.
@@ -114,12 +124,15 @@ class DirectRequests:
         self._tenants = tenants
         self._requests = requests
         self._version = 0
+        self._checked: dict[int, _CheckedCaller] = {}
+        """By address of the caller, which it keeps alive."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Requests whose first attempt failed."""
 
     def configure(self) -> None:
         """The configuration changed: whatever is remembered is found anew."""
         self._version += 1
+        self._checked.clear()
 
     def prepare(
         self, call: InboundCall, remaining_s: float | None, memo: DirectMemo, request: bytes
@@ -153,14 +166,29 @@ class DirectRequests:
         return DirectRequest(self, call, flight, target, endpoint, at, gate)
 
     def _is_valid(self, target: _Target, call: InboundCall, now: Elapsed) -> bool:
-        """Whether its caller still counts. Of many connections with few requests each, that is looked at for each
-        request, and the rest has not changed."""
-        if now < target.valid_until:
+        """Whether its caller still counts. It is looked at for all of its connections together: of many with few
+        requests each, it would be for each request."""
+        checked = target.checked
+        if now < checked.valid_until:
             return True
-        if self.callers.find_caller(call) is not target.caller:
+        if self.callers.find_caller(call) is not checked.caller:
             return False
-        target.valid_until = Elapsed(now + CALLER_CHECK_S)
+        checked.valid_until = Elapsed(now + CALLER_CHECK_S)
         return True
+
+    def _check(self, caller: Caller, now: Elapsed) -> _CheckedCaller:
+        """Of a caller that was found valid now."""
+        until = Elapsed(now + CALLER_CHECK_S)
+        checked = self._checked.get(id(caller))
+        if checked is not None:
+            checked.valid_until = until
+            return checked
+        checked = _CheckedCaller(caller, until)
+        if not caller.hop:  # each forward is found anew
+            if len(self._checked) >= _KEPT_CALLERS:
+                self._checked.clear()
+            self._checked[id(caller)] = checked
+        return checked
 
     def _endpoint_of(self, target: _Target, flight: InFlightRequest) -> Endpoint | None:
         """Where the request would go now; None: it is to be refused, or only a task can tell."""
@@ -213,8 +241,8 @@ class DirectRequests:
         route = self.router.tables.find(WorkloadKey(caller.tenant, model), entry)
         if route is None or not self.router.is_common(route):
             return None
-        until = Elapsed(now + CALLER_CHECK_S)
-        target = _Target(self._version, until, caller, route, self.router.sole_replica(route))
+        checked = self._check(caller, now)
+        target = _Target(self._version, checked, caller, route, self.router.sole_replica(route))
         if len(memo.targets) >= _KEPT_TARGETS:
             memo.targets.clear()
         memo.targets[model] = target

@@ -2,7 +2,6 @@
 
 import itertools
 import secrets
-from dataclasses import dataclass
 
 from shoal.agent.core.crashes import Crash
 from shoal.agent.core.sequences import SessionStep
@@ -18,40 +17,59 @@ from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
 
 
-@dataclass(eq=False, slots=True)
 class InFlightRequest:
-    """One request inside the front."""
+    """One request inside the front. Each makes one: a dataclass takes several times as long, compiled or not."""
 
-    # Its workload.
-    key: WorkloadKey
-    # Its authenticated caller.
-    caller: Caller
-    # Request id for logs and forwards.
-    id: str
-    # Session id; empty without one.
-    session: str
-    # The serialized request.
-    request: bytes
-    # When it arrived, elapsed clock.
-    arrived_at: Elapsed
-    # Its deadline, elapsed clock.
-    expires_at: Elapsed
-    # Its step, if its workload is stateful; else None.
-    step: SessionStep | None = None
-    # Its trace; None for nearly all requests.
-    trace: Trace | None = None
-    # Attempts so far.
-    attempts: int = 0
-    # The crash of its replica in this attempt; None without one.
-    crash: Crash | None = None
-    # Its digest, once computed: most requests need none.
-    known_digest: bytes | None = None
-    # True if `expires_at` is what its caller asked for, and not this front's limit.
-    has_caller_deadline: bool = False
-    # True if its newest attempt missed the deadline before an answer was due.
-    is_too_early: bool = False
-    # True if the front of this region that forwarded it saw a worker crash under it.
-    has_crashed_elsewhere: bool = False
+    __slots__ = (
+        "arrived_at", "attempts", "caller", "crash", "expires_at", "has_caller_deadline", "has_crashed_elsewhere", "id",
+        "is_too_early", "key", "known_digest", "request", "session", "step", "trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: WorkloadKey,
+        caller: Caller,
+        name: str,
+        session: str,
+        request: bytes,
+        arrived_at: Elapsed,
+        expires_at: Elapsed,
+        step: SessionStep | None = None,
+        trace: Trace | None = None,
+        *,
+        has_caller_deadline: bool = False,
+        has_crashed_elsewhere: bool = False,
+    ) -> None:
+        self.key = key
+        """Its workload."""
+        self.caller = caller
+        """Its authenticated caller."""
+        self.id = name
+        """Request id for logs and forwards."""
+        self.session = session
+        """Session id; empty without one."""
+        self.request = request
+        """The serialized request."""
+        self.arrived_at = arrived_at
+        """When it arrived, elapsed clock."""
+        self.expires_at = expires_at
+        """Its deadline, elapsed clock."""
+        self.step = step
+        """Its step, if its workload is stateful; else None."""
+        self.trace = trace
+        """Its trace; None for nearly all requests."""
+        self.attempts = 0
+        """Attempts so far."""
+        self.crash: Crash | None = None
+        """The crash of its replica in this attempt; None without one."""
+        self.known_digest: bytes | None = None
+        """Its digest, once computed: most requests need none."""
+        self.has_caller_deadline = has_caller_deadline
+        """Whether `expires_at` is what its caller asked for, and not this front's limit."""
+        self.is_too_early = False
+        """Whether its newest attempt missed the deadline before an answer was due."""
+        self.has_crashed_elsewhere = has_crashed_elsewhere
+        """Whether the front of this region that forwarded it saw a worker crash under it."""
 
     @property
     def payer(self) -> str:

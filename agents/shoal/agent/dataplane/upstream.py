@@ -281,10 +281,8 @@ class ConnectedWorker:
     owner: WorkerClients
     worker: LocalWorker
     client: FrameClient
-
-    @property
-    def rtt_s(self) -> Seconds:
-        return Seconds(0.0)
+    # Always: it is on this node.
+    rtt_s: Seconds = Seconds(0.0)
 
     def begin_infer(self, pending: PendingCall, endpoint: Endpoint, request: bytes, context: CallContext) -> int:
         return self.client.begin_infer(pending, endpoint.assignment, request, context.remaining_s, context.origin)

@@ -59,6 +59,8 @@ class _HostedAssignment:
 
     def __init__(self, order: LoadOrder) -> None:
         self.order = order
+        self.name = order.assignment.encode()
+        """As it is noted while it is busy."""
         self.state = LoadState.LOADING
         self.replica: ModelRunner | None = None
         # What a witness asks of it; set with `replica`.
@@ -365,10 +367,12 @@ class WorkerService:
         """Note it. A run may go on for longer than its assignment is held."""
         if not is_busy:
             self._busy_assignments.pop(held, None)
+            if not self._busy_assignments:
+                self._busy[0] = 0  # of a model that runs on the loop, with each of its requests
+                return
         elif self._assignments.get(held.order.assignment) is held:
             self._busy_assignments[held] = None
-        busy = [each.order.assignment for each in self._busy_assignments]
-        noted = " ".join(busy).encode()[: len(self._busy) - 1] + b"\0"
+        noted = b" ".join([each.name for each in self._busy_assignments])[: len(self._busy) - 1] + b"\0"
         self._busy[: len(noted)] = noted
 
     def _set_state(self, held: _HostedAssignment, state: LoadState) -> None:

@@ -281,6 +281,33 @@ async def test_who_is_still_valid_keeps_what_is_remembered(front: Front, monkeyp
     await until_ended(front, 2)
 
 
+async def test_connections_of_one_caller_share_the_look_at_its_credentials(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each request of a thousand connections would have its own."""
+    memos: tuple[dict[str, object], ...] = ({}, {}, {})
+    for front.memo in memos:
+        assert front.begin() is not None
+    looks = 0
+
+    def dates_at() -> Wall:
+        nonlocal looks
+        looks += 1
+        return Wall(1.0)
+
+    front.dates_at = dates_at
+    later = front.plane._clock.now() + 10.0
+    monkeypatch.setattr(front.plane._clock, "now", lambda: later)
+    for front.memo in memos:
+        assert front.begin() is not None
+    assert looks == 1
+    front.dates_at = lambda: Wall(TOKEN.expires_at + 1.0)
+    later += 10.0
+    for front.memo in memos:
+        assert front.begin() is None, "it expired for all of them"
+    await until_ended(front, 6)
+
+
 async def test_a_tenants_limits_count(front: Front) -> None:
     front.answers = None
     front.configure(tenants=(TenantLimit("acme", concurrency=2),))
