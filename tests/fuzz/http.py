@@ -73,7 +73,7 @@ class Rest:
         await asyncio.wait((task,))
         if not task.cancelled():
             task.result()
-        assert not intake._usage, "what a connection held is free when it has ended"
+        assert not intake.places.usage, "what a connection held is free when it has ended"
         # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
         return HUNG_UP if b"HEAD" in data else _last_answer(bytes(transport.sent), was_closed)
 

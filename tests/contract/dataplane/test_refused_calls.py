@@ -73,9 +73,9 @@ async def port(tmp_path: Path) -> AsyncIterator[Port]:
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No port has a place for any call."""
-    monkeypatch.setattr(intake_module, "CALLS", 0)
+def full(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port has no place for any call."""
+    port.transport.admission.places.most = 0
     monkeypatch.setattr(intake_module, "HEAD_CALLS", 0)
 
 

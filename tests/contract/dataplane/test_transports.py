@@ -275,7 +275,7 @@ class TransportCase:
 
     def unread_bytes(self) -> int:
         """Bytes of answers that all callers have not read yet."""
-        return sum(each.unread_bytes for each in self.admission()._usage.values())
+        return sum(each.unread_bytes for each in self.admission().places.usage.values())
 
     def is_inside(self) -> bool:
         """Whether a call is inside."""
@@ -609,28 +609,24 @@ async def test_a_tenant_over_its_rate_is_told_when_to_retry_and_nothing_of_its_b
     assert case.service.paced == [Code.TENANT_RATE]
 
 
-async def test_calls_of_a_tenant_over_its_rate_are_counted_together(
-    case: TransportCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_of_a_tenant_over_its_rate_are_counted_together(case: TransportCase) -> None:
     """Those of every method: with more credentials a tenant gets no more of them."""
-    monkeypatch.setattr(intake_module, "CALLS_PER_PAYER", 2)
+    case.admission().places.most_per_payer = 2
     case.service.tenants.configure([TenantLimit("acme", rate=PerSecond(0.01))])
     case.service.hold_metadata = asyncio.Event()
     held = [asyncio.create_task(case.client(bearer=f"secret-{number}").model("up")) for number in range(2)]
-    await until(lambda: case.admission()._by_payer.get("acme") == 2, 5.0, "two calls inside")
+    await until(lambda: case.admission().places.by_payer.get("acme") == 2, 5.0, "two calls inside")
     with pytest.raises(InferenceError, match="2 calls of this tenant") as refused:
         await case.client(bearer="secret-3").model("up")
     assert (refused.value.code, refused.value.retry_after_ms) == (Code.OVERLOADED, "1000")
     case.service.hold_metadata.set()
     await asyncio.gather(*held)
-    await until(lambda: not case.admission()._usage, 5.0, "all to leave")
+    await until(lambda: not case.admission().places.usage, 5.0, "all to leave")
     assert await case.client(bearer="secret-3").model("up")
 
 
-async def test_a_front_is_ready_for_a_caller_that_has_all_its_calls_inside(
-    case: TransportCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intake_module, "CALLS_PER_CALLER", 1)
+async def test_a_front_is_ready_for_a_caller_that_has_all_its_calls_inside(case: TransportCase) -> None:
+    case.admission().places.most_per_caller = 1
     case.service.hold = asyncio.Event()
     client = case.client()
     held = asyncio.create_task(client.infer("up", TENSORS[:1]))
@@ -950,7 +946,7 @@ async def test_grpc_health_watches_end_with_their_clients_and_do_not_hold_a_fron
     for call in calls:
         assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
     assert sum(map(len, intake._watches.values())) == 3
-    assert intake._calls == 0, "who waits for news takes no place of those who ask"
+    assert intake.places.calls == 0, "who waits for news takes no place of those who ask"
     calls[0].cancel()
     await until(lambda: sum(map(len, intake._watches.values())) == 2, 5.0, "the end of one that was cancelled")
     await going.close()

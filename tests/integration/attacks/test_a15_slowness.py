@@ -17,7 +17,8 @@ from harness.cluster.dataplane_node import DataPlaneNode
 from harness.crypto.pki import CertificateFiles
 from harness.report import record
 from harness.wait import until
-from shoal.agent.dataplane.ingress_admission import CALLS_PER_CALLER, READ_SLOTS_PER_CALLER
+from shoal.agent.dataplane.call_places import CALLS_PER_CALLER
+from shoal.agent.dataplane.ingress_admission import READ_SLOTS_PER_CALLER
 from shoal.types.device import Role
 from shoal.wire.identity import dns_of
 from shoal.wire.member_files import Enrolled

@@ -29,7 +29,8 @@ from harness.cluster.dataplane_node import DataPlaneNode
 from harness.crypto.pki import CertificateFiles
 from harness.report import record
 from harness.wait import until
-from shoal.agent.dataplane.ingress_admission import READ_SLOTS_PER_CALLER, SMALL_BYTES, STREAMS_PER_CALLER
+from shoal.agent.dataplane.call_places import STREAMS_PER_CALLER
+from shoal.agent.dataplane.ingress_admission import READ_SLOTS_PER_CALLER, SMALL_BYTES
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.inference import health_pb2, open_inference_pb2, reflection_pb2
 from shoal.types.assignment import Credential

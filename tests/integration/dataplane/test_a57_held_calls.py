@@ -27,7 +27,8 @@ from harness.models.synthetic import relu
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.dataplane.ingress_admission import CALLS, SMALL_S, STREAMS_PER_CALLER
+from shoal.agent.dataplane.call_places import CALLS, STREAMS_PER_CALLER
+from shoal.agent.dataplane.ingress_admission import SMALL_S
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential

@@ -7,6 +7,7 @@ from harness.crypto.pki import Authority
 from shoal.agent.core import awaited_routes, refusal_pace, shared_memory
 from shoal.agent.core.routing import AdmissionLimits
 from shoal.agent.dataplane import (
+    call_places,
     data_port,
     forward_auth,
     generate,
@@ -170,7 +171,7 @@ def test_the_reference_of_limits_is_true() -> None:
         ),
         "silence of a coordinator's event loop": f"{watchdog.LIMIT_S:g} s",
         "calls of all callers at a port of a front; without credentials, and of one address": (
-            f"{ingress.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
+            f"{call_places.CALLS:,}; {ingress.ANONYMOUS_CALLS}, {ingress.ANONYMOUS_PER_ADDRESS}"
         ),
         "regions of shared memory at a front, of one tenant and of all, those that requests still use included": (
             f"{shared_memory.REGIONS_PER_TENANT}, {shared_memory.MAX_REGIONS}"
@@ -219,7 +220,7 @@ def test_the_reference_of_limits_is_true() -> None:
             f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
         ),
         "calls of one caller at a front, and streams; calls of one tenant": (
-            f"{ingress.CALLS_PER_CALLER}, {ingress.STREAMS_PER_CALLER}; {ingress.CALLS_PER_PAYER:,}"
+            f"{call_places.CALLS_PER_CALLER}, {call_places.STREAMS_PER_CALLER}; {call_places.CALLS_PER_PAYER:,}"
         ),
         "requests of several tenants that go on to replicas at once, beside those in transit over long RTTs; "
         "beyond, by the tenants' weights": (
@@ -236,7 +237,7 @@ def test_the_reference_of_limits_is_true() -> None:
             f"with a crowd waiting each has {ingress.GRACE_S:g} s; "
             "the caller with fewest is next"
         ),
-        "answers that one caller does not read": f"{ingress.BYTES_PER_CALLER // MIB} MiB",
+        "answers that one caller does not read": f"{call_places.BYTES_PER_CALLER // MIB} MiB",
         "messages of one node on its link, at once and a second": (
             f"{rate_limit.MESSAGE_BURST}, {rate_limit.MESSAGES_PER_S:g}"
         ),

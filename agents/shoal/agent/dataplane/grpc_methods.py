@@ -12,10 +12,11 @@ import structlog
 from google.protobuf.message import Message
 
 from shoal.agent.dataplane import grpc_health, reflection
+from shoal.agent.dataplane.call_places import CallPlace
 from shoal.agent.dataplane.compression import expand, expanded_size
 from shoal.agent.dataplane.exchange import Exchange
 from shoal.agent.dataplane.grpc_call import DirectCall, GrpcCall
-from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, CallPlace, IngressAdmission, MessagePlace
+from shoal.agent.dataplane.ingress_admission import SMALL_BYTES, IngressAdmission, MessagePlace
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
@@ -238,7 +239,7 @@ class GrpcMethods:
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
             method.admit(call)
-            with self.admission.call(call.caller):
+            with self.admission.places.take(call.caller):
                 request = await self._read_small(call, exchange)
                 await exchange.send(await method.answer(call, _require_message(request)))
 
@@ -246,7 +247,7 @@ class GrpcMethods:
 
     def _begin_call(self, call: InboundCall, *, stream: bool = False) -> CallPlace:
         """The place of a call that is no inference, once its caller is authenticated. Raises ShoalError."""
-        return self.admission.call(call.caller, self._service.tenant_of(call), stream=stream)
+        return self.admission.places.take(call.caller, self._service.tenant_of(call), stream=stream)
 
     def _begin_head_call(self, call: InboundCall) -> AbstractContextManager[None]:
         """The same of a call that is answered from its head alone. Raises ShoalError."""
@@ -254,7 +255,7 @@ class GrpcMethods:
 
     async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
         """Read the next message of a method with small requests; None at the end of the call. Inside
-        `IngressAdmission.call`.
+        `CallPlaces.take`.
 
         Raises MessageTooLarge, ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW).
         """
@@ -349,11 +350,11 @@ class GrpcMethods:
             if direct is None:
                 return False
             caller, payer = call.caller, direct.payer
-            place = self.admission.call(caller, payer)
+            place = self.admission.places.take(caller, payer)
         except ShoalError:
             return False
         try:
-            charge = self.admission.hold_request(caller, len(request), payer)
+            charge = self.admission.places.hold_request(caller, len(request), payer)
         except ShoalError:
             place.leave()
             return False
@@ -384,11 +385,11 @@ class GrpcMethods:
         call = self.inbound_call(carried)
         caller = call.caller
         payer = method.admit(call) or caller
-        place = self.admission.call(caller, payer)
+        place = self.admission.places.take(caller, payer)
         carried.add_done_callback(place.leave)  # when the caller has read the answer
         request = await self._read_whole(carried, call, payer)
         size = expanded_size(request, MAX_MESSAGE)
-        with self.admission.hold_request(caller, size, payer):
+        with self.admission.places.hold_request(caller, size, payer):
             request = await expand(request, size)
             answer = await method.answer(call, request)
             del request
@@ -396,7 +397,7 @@ class GrpcMethods:
         return answer
 
     async def _read_whole(self, carried: GrpcCall, call: InboundCall, payer: str) -> bytes:
-        """The call's request, in a slot unless it is here already. Inside `IngressAdmission.call`.
+        """The call's request, in a slot unless it is here already. Inside `CallPlaces.take`.
 
         Raises MessageTooLarge, ShoalError(INVALID_ARGUMENT | TOO_SLOW | OVERLOADED).
         """
@@ -427,14 +428,14 @@ class GrpcMethods:
         continues. Raises MessageTooLarge, ShoalError."""
         call = self.inbound_call(carried)
         payer = self._service.admit(call)
-        with self.admission.call(call.caller, payer, stream=True) as place:
+        with self.admission.places.take(call.caller, payer, stream=True) as place:
             while True:
                 async with self.admission.stream_read(call.caller):
                     request = await carried.read(MAX_MESSAGE)
                 if request is None:
                     return
                 size = expanded_size(request, MAX_MESSAGE)
-                with self.admission.hold_request(call.caller, size, payer):
+                with self.admission.places.hold_request(call.caller, size, payer):
                     answering = self._answer_one(self.inbound_call(carried), request, size)
                     del request  # if it is compressed, it is freed as soon as it is expanded
                     answer = await answering

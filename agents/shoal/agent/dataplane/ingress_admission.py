@@ -9,22 +9,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Final
 
+from shoal.agent.dataplane.call_places import CallPlace, CallPlaces, overload
 from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, shed_refusal
-from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.agent.dataplane.transport import CallRefused
 from shoal.host.event_wait import wait_or_timeout
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.units import Seconds
+from shoal.types.codes import Code, ShoalError, refuse
 
 READ_SLOTS: Final = 32
 READ_SLOTS_PER_CALLER: Final = 8
-CALLS: Final = 2048
-"""Concurrent calls of all authenticated callers."""
-CALLS_PER_CALLER: Final = 512
-CALLS_PER_PAYER: Final = 3 * CALLS // 4
-"""A tenant may have many credentials: what it leaves is as many as one other caller may have."""
 HEAD_CALLS: Final = 1024
 """Concurrent calls that are answered from their head alone, as readiness is; they do not count in CALLS, so that a
 front with many calls still says that it is ready. They hold nothing but their response, until it is taken. A choice."""
@@ -33,12 +27,9 @@ HEAD_CALLS_PER_PAYER: Final = 3 * HEAD_CALLS // 4
 ANONYMOUS_CALLS: Final = 256
 """Concurrent calls of all unauthenticated callers; they do not count in CALLS."""
 ANONYMOUS_PER_ADDRESS: Final = 64
-STREAMS_PER_CALLER: Final = 8
 WATCHES: Final = 1024
 """Concurrent watches of all callers; they do not count in CALLS. Each takes 28 KiB (measured with 800)."""
 WATCHES_PER_CALLER: Final = 256
-BYTES_PER_CALLER: Final = 4 * MAX_MESSAGE
-"""Bytes of answers that a caller has not read yet; one answer always has room."""
 GRACE_S: Final = 10.0
 """Seconds for one message when another waits for its slot."""
 SLOT_WAIT_S: Final = GRACE_S + 2.0
@@ -280,26 +271,6 @@ class _CallerReads:
         self.first = _FirstReads()
 
 
-@dataclass(slots=True)
-class CallerUsage:
-    """What one caller holds now."""
-
-    # Open calls.
-    calls: int = 0
-    # Open streams; each is also a call.
-    streams: int = 0
-    # Bytes of answers that it has not read yet.
-    unread_bytes: int = 0
-    # Its reads; None before the first, because most requests are there when they are read.
-    known_reads: _CallerReads | None = None
-
-    @property
-    def reads(self) -> _CallerReads:
-        if self.known_reads is None:
-            self.known_reads = _CallerReads()
-        return self.known_reads
-
-
 class IngressAdmission:
     """Admission of one transport.
 
@@ -310,76 +281,44 @@ class IngressAdmission:
     def __init__(self, memory: MessageMemory | None = None) -> None:
         """`memory` is shared by all transports of a process; by default this one has its own."""
         self._memory = memory or MessageMemory()
-        self._usage: dict[str, CallerUsage] = {}
+        self.places = CallPlaces(self._memory)
+        """Of all calls but those that are answered from their head, or that watch."""
         self._slots = _ReadSlots(READ_SLOTS)
         self._small_slots = _ReadSlots(READ_SLOTS)
         self._limits = ReadLimits()
-        self._calls = 0
-        self._by_payer: dict[str, int] = {}
-        """Open calls of each payer that is known."""
         self._head_calls: Counter[str] = Counter()
         self._head_calls_by_payer: Counter[str] = Counter()
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
         """Watches by caller, the oldest first."""
 
-    def call(self, caller: str, payer: str = "", *, stream: bool = False) -> "CallPlace":
-        """Count one call, from its head until it leaves its place: at the last byte of its answer. `payer`: empty where
-        it is not known. Raises CallRefused(OVERLOADED)."""
-        held = self._usage.get(caller)
-        if held is None:
-            held = self._usage[caller] = CallerUsage()
-        if held.calls >= CALLS_PER_CALLER:
-            raise _overload(f"{held.calls} calls of this caller", f"at most {CALLS_PER_CALLER} at once")
-        of_payer = self._by_payer.get(payer, 0) if payer else 0
-        if self._calls >= CALLS or of_payer >= CALLS_PER_PAYER:
-            if not held.calls:
-                del self._usage[caller]
-            if of_payer >= CALLS_PER_PAYER:
-                raise _overload(f"{of_payer} calls of this tenant", f"at most {CALLS_PER_PAYER} at once")
-            raise _overload(f"{self._calls} calls of all callers", f"at most {CALLS} at once")
-        if stream and held.streams >= STREAMS_PER_CALLER:
-            raise _overload(f"{held.streams} streams of this caller", f"at most {STREAMS_PER_CALLER} at once")
-        held.calls += 1
-        held.streams += stream
-        self._calls += 1
-        if payer:
-            self._by_payer[payer] = of_payer + 1
-        return CallPlace(self, caller, payer, held, is_stream=stream)
-
-    def leave(self, caller: str, payer: str, *, stream: bool) -> None:
-        """Of `CallPlace`."""
-        held = self._usage[caller]
-        if payer:
-            left = self._by_payer[payer] - 1
-            if left:
-                self._by_payer[payer] = left
-            else:
-                del self._by_payer[payer]
-        self._calls -= 1
-        held.calls -= 1
-        held.streams -= stream
-        if held.calls == 0:
-            del self._usage[caller]
+    def _reads_of(self, caller: str) -> _CallerReads:
+        """Of a caller with a place."""
+        held = self.places.usage[caller]
+        if held.reads is None:
+            held.reads = _CallerReads()
+        reads: _CallerReads = held.reads
+        return reads
 
     @contextmanager
     def head_call(self, caller: str, payer: str) -> Iterator[None]:
-        """As `call`, for one that is answered from its head alone. Raises CallRefused(OVERLOADED)."""
+        """As `CallPlaces.take`, for one that is answered from its head alone. Raises CallRefused(OVERLOADED)."""
         mine, of_payer = self._head_calls[caller], self._head_calls_by_payer[payer] if payer else 0
         total = self._head_calls.total()
         if mine >= HEAD_CALLS_PER_CALLER or of_payer >= HEAD_CALLS_PER_PAYER or total >= HEAD_CALLS:
             found = f"{mine} responses that this caller does not take, {of_payer} of its tenant, {total} of all"
             asked = f"at most {HEAD_CALLS_PER_CALLER}, {HEAD_CALLS_PER_PAYER} and {HEAD_CALLS} at once"
-            raise _overload(found, asked)
+            raise overload(found, asked)
         with _counted(self._head_calls, caller), _counted(self._head_calls_by_payer, payer):
             yield
 
     @contextmanager
     def anonymous(self, address: str) -> Iterator[None]:
-        """As `call`, for an unauthenticated caller; none of its messages is read. Raises CallRefused(OVERLOADED)."""
+        """As `CallPlaces.take`, for an unauthenticated caller; none of its messages is read. Raises
+        CallRefused(OVERLOADED)."""
         if self._anonymous[address] >= ANONYMOUS_PER_ADDRESS or self._anonymous.total() >= ANONYMOUS_CALLS:
             found = f"{self._anonymous[address]} calls without credentials, {self._anonymous.total()} of all addresses"
-            raise _overload(found, f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once")
+            raise overload(found, f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once")
         with _counted(self._anonymous, address):
             yield
 
@@ -392,7 +331,7 @@ class IngressAdmission:
         """
         own = self._watches.get(caller, {})
         if len(own) >= WATCHES_PER_CALLER:
-            raise _overload(f"{len(own)} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
+            raise overload(f"{len(own)} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
         if sum(map(len, self._watches.values())) >= WATCHES:
             self._evict_watch(more_than=len(own) + 1)
         try:
@@ -403,7 +342,7 @@ class IngressAdmission:
                 finally:
                     self._remove_watch(caller, limit)
         except TimeoutError as error:
-            raise _overload(
+            raise overload(
                 "a watch of the caller with most, while all are taken", f"at most {WATCHES} of all"
             ) from error
 
@@ -411,7 +350,7 @@ class IngressAdmission:
         """Raises CallRefused(OVERLOADED) when no caller has more than `more_than`."""
         most = max(self._watches, key=lambda caller: len(self._watches[caller]))
         if len(self._watches[most]) <= more_than:
-            raise _overload(f"{WATCHES} watches of all callers", f"at most {WATCHES} at once")
+            raise overload(f"{WATCHES} watches of all callers", f"at most {WATCHES} at once")
         oldest = next(iter(self._watches[most]))
         self._remove_watch(most, oldest)
         oldest.reschedule(asyncio.get_running_loop().time())
@@ -427,12 +366,12 @@ class IngressAdmission:
     async def read_slot(
         self, caller: str, max_s: float = MAX_READ_S, size: int | None = None, payer: str = ""
     ) -> AsyncIterator[None]:
-        """Hold a slot, inside `call`, while one message is read; `size` is None where its head does not say.
+        """Hold a slot, for a call with a place, while one message is read; `size` is None where its head does not say.
 
         Raises ShoalError(TOO_SLOW) when the read takes too long, CallRefused(OVERLOADED) when there is no slot or no
         memory.
         """
-        own, memory, payer = self._usage[caller].reads, self._memory, payer or caller
+        own, memory, payer = self._reads_of(caller), self._memory, payer or caller
         async with AsyncExitStack() as inside:
             mine = await inside.enter_async_context(own.slots.hold(caller))
             ours = await inside.enter_async_context(self._slots.hold(caller))
@@ -453,17 +392,17 @@ class IngressAdmission:
         on_expired: Callable[[ShoalError], None],
         on_turn: Callable[[bool], None],
     ) -> "MessagePlace | None":
-        """As `call` and `read_slot`, for one message of `size` bytes that no task reads; None where it is to be
-        refused, or where more than a slot of its caller is missing. `on_expired` gets why the read is to end, at most
-        once. `on_turn` is told of one that waits for a slot, once, whether it may be read now; if not, it is to be
+        """As `CallPlaces.take` and `read_slot`, for one message of `size` bytes that no task reads; None where it is to
+        be refused, or where more than a slot of its caller is missing. `on_expired` gets why the read is to end, at
+        most once. `on_turn` is told of one that waits for a slot, once, whether it may be read now; if not, it is to be
         asked for with `read_slot`."""
         if not self._memory.has_room(payer, size):
             return None
         try:
-            place = self.call(caller, payer)
+            place = self.places.take(caller, payer)
         except CallRefused:
             return None
-        slots = self._usage[caller].reads.slots, self._slots
+        slots = self._reads_of(caller).slots, self._slots
         found = MessagePlace(self._memory, self._limits, place, slots, (caller, payer, size), on_expired)
         if not found.begin(on_turn):
             place.leave()
@@ -474,7 +413,7 @@ class IngressAdmission:
     async def small_read_slot(self, caller: str) -> AsyncIterator[None]:
         """As `read_slot`, for a method with small requests. Its slots are separate, so that these do not delay
         inferences."""
-        own, shared = self._usage[caller].reads.small_slots, self._small_slots
+        own, shared = self._reads_of(caller).small_slots, self._small_slots
         async with own.hold(caller), shared.hold(caller), self._read_limit(caller, SMALL_S, (own, shared)):
             yield
 
@@ -499,20 +438,6 @@ class IngressAdmission:
             if reading is not None and reading.is_shed:
                 raise shed_refusal() from error
             raise _too_slow() from error
-
-    def hold_request(self, caller: str, size: int, payer: str = "") -> MemoryCharge:
-        """Charge a request of `size` bytes, inside `call`, until it is answered. Raises CallRefused(OVERLOADED)."""
-        self._memory.record_size(caller, size)
-        return self._memory.hold(payer or caller, size)
-
-    def hold_answer(self, held: CallerUsage, size: int, payer: str) -> MemoryCharge:
-        """Of `CallPlace`."""
-        if held.unread_bytes and held.unread_bytes + size > BYTES_PER_CALLER:
-            found = f"{held.unread_bytes} bytes of answers that this caller does not take"
-            raise _overload(found, f"at most {BYTES_PER_CALLER}")
-        charge = self._memory.hold_answer(payer, size)
-        held.unread_bytes += size
-        return charge
 
 
 class MessagePlace:
@@ -605,59 +530,12 @@ class MessagePlace:
         self._on_expired(shed_refusal() if is_shed else _too_slow())
 
 
-class CallPlace:
-    """The place of one call, until `leave` or the end of its context."""
-
-    __slots__ = ("_admission", "_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream", "_payer")
-
-    def __init__(
-        self, admission: IngressAdmission, caller: str, payer: str, held: CallerUsage, *, is_stream: bool
-    ) -> None:
-        self._admission = admission
-        self._caller = caller
-        self._payer = payer
-        self._held = held
-        self._is_stream = is_stream
-        self._answer: MemoryCharge | None = None
-        self._answer_bytes = 0
-        self._has_left = False
-
-    def hold_answer(self, size: int, payer: str = "") -> None:
-        """Charge an answer of `size` bytes until it is sent (`release_answer`, or the place is left), in place of what
-        it was before. Raises CallRefused(OVERLOADED)."""
-        if self._has_left:
-            return  # nobody reads the answer
-        self.release_answer()
-        self._answer = self._admission.hold_answer(self._held, size, payer or self._caller)
-        self._answer_bytes = size
-
-    def release_answer(self) -> None:
-        """Idempotent."""
-        if self._answer is not None:
-            self._answer.release()
-            self._answer = None
-            self._held.unread_bytes -= self._answer_bytes
-
-    def leave(self) -> None:
-        """Idempotent."""
-        if not self._has_left:
-            self._has_left = True
-            self.release_answer()
-            self._admission.leave(self._caller, self._payer, stream=self._is_stream)
-
-    def __enter__(self) -> "CallPlace":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-
 def _too_slow() -> ShoalError:
     return refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster")
 
 
 def _no_slot() -> CallRefused:
-    return _overload("messages that do not arrive, in every place", "a free place")
+    return overload("messages that do not arrive, in every place", "a free place")
 
 
 @contextmanager
@@ -670,7 +548,3 @@ def _counted(counts: Counter[str], name: str) -> Iterator[None]:
         counts[name] -= 1
         if not counts[name]:
             del counts[name]
-
-
-def _overload(found: str, asked: str) -> CallRefused:
-    return CallRefused(Refusal(Code.OVERLOADED, found, asked, "retry later, with fewer calls at once"), Seconds(1.0))

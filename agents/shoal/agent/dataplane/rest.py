@@ -19,9 +19,10 @@ from urllib.parse import unquote
 import structlog
 
 from shoal.agent.dataplane import generate, tensors
+from shoal.agent.dataplane.call_places import CallPlace
 from shoal.agent.dataplane.conversion import Conversions
 from shoal.agent.dataplane.grpc_methods import NO_CUDA_SHARED_MEMORY, NO_REPOSITORY_CONTROL
-from shoal.agent.dataplane.ingress_admission import CallPlace, IngressAdmission
+from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.log_budget import LogBudget
 from shoal.agent.dataplane.memory import MemoryCharge
 from shoal.agent.dataplane.request import invalid, too_large
@@ -271,7 +272,7 @@ class RestMethods:
         """Count a call that is no inference until its response is sent, once its caller is authenticated. Raises
         ShoalError."""
         payer = self._service.tenant_of(call)
-        begin = self._admission.head_call if is_head_call else self._admission.call
+        begin = self._admission.head_call if is_head_call else self._admission.places.take
         held.enter_context(begin(call.caller, payer))
 
     async def _answer_small(self, request: RestRequest, method: str) -> RestResponse:
@@ -324,14 +325,14 @@ class RestMethods:
     async def _infer(self, request: RestRequest, name: str, held: ExitStack) -> RestResponse:
         payer = self._service.admit(request.call)
         caller = request.call.caller
-        place = held.enter_context(self._admission.call(caller, payer))
+        place = held.enter_context(self._admission.places.take(caller, payer))
         request.carrier.on_admitted()
         size = _declared_bytes(request, MAX_MESSAGE)
         body = request.carrier.whole_body() if _is_plain(request) else None
         if body is None:
             async with self._admission.read_slot(caller, body_deadline_s(MAX_MESSAGE), size, payer):
                 body = await _read_body(request, MAX_MESSAGE)
-        charge = self._admission.hold_request(caller, len(body), payer)
+        charge = self._admission.places.hold_request(caller, len(body), payer)
         with charge:
             header_length = _whole_number(request.headers, _LENGTH_HEADER)
             steps = tensors.convert_request(name, _version(request), body, header_length)
@@ -396,13 +397,13 @@ class RestMethods:
         """`held` gets the call's place, and the message's charge, which may be released before."""
         payer = self._service.admit(request.call)
         caller = request.call.caller
-        place = held.enter_context(self._admission.call(caller, payer))
+        place = held.enter_context(self._admission.places.take(caller, payer))
         request.carrier.on_admitted()
         most = generate.MAX_BODY_BYTES
         size = _declared_bytes(request, most)
         async with self._admission.read_slot(caller, body_deadline_s(most), size, payer):
             body = await _read_body(request, most)
-        charge = self._admission.hold_request(caller, len(body), payer)
+        charge = self._admission.places.hold_request(caller, len(body), payer)
         held.enter_context(charge)
         described = await self._service.model_metadata(request.call_now(), name, _version(request))
         steps = generate.convert_request(described, _version(request), body)

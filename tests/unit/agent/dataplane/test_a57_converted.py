@@ -12,7 +12,6 @@ import pytest
 
 from harness.fakes.inference import EchoingService
 from harness.wait import until
-from shoal.agent.dataplane import ingress_admission
 from shoal.agent.dataplane.conversion import Conversions
 from shoal.agent.dataplane.ingress_admission import IngressAdmission
 from shoal.agent.dataplane.memory import COPIES, MessageMemory
@@ -85,7 +84,8 @@ class Front:
             return await run(conversions, caller, size, steps)
 
         monkeypatch.setattr(Conversions, "run", run_once_allowed)
-        self._methods = RestMethods(self.model, IngressAdmission(self.memory))
+        self.admission = IngressAdmission(self.memory)
+        self._methods = RestMethods(self.model, self.admission)
 
     async def ask(self, path: str, body: bytes, token: str = "t") -> RestResponse:
         fields = [("authorization", f"Bearer {token}")]
@@ -136,8 +136,8 @@ async def test_an_answer_that_fits_alone_is_sent(path: str, body: bytes, monkeyp
 
 @pytest.mark.parametrize(("path", "body"), [("infer", INFER), ("generate", GENERATE)])
 async def test_a_tenants_credentials_share_its_calls(path: str, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress_admission, "CALLS_PER_PAYER", 3)
     front = Front(8 * 2**20, monkeypatch)
+    front.admission.places.most_per_payer = 3
     asking = [asyncio.create_task(front.ask(path, body, f"t{number}")) for number in range(4)]
     await until(lambda: len(front.model.asked) == 3 and front.refused == 1, 10.0, "three to run, and one to be refused")
     for each in asking:

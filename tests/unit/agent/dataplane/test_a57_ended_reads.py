@@ -93,7 +93,7 @@ class Front:
 
     async def _answer(self, call: ServerCall) -> bytes:
         try:
-            with self.admission.call("a"):
+            with self.admission.places.take("a"):
                 async with self.admission.read_slot("a", module.MAX_READ_S, len(MESSAGE)):
                     assert await call.read(2**27) == MESSAGE
                     return b"task"

@@ -11,13 +11,8 @@ from harness.wait import until
 from shoal.agent.core.sequences import SessionLimits, check_room, check_size
 from shoal.agent.dataplane import ingress_admission as intake_module
 from shoal.agent.dataplane import memory as module
-from shoal.agent.dataplane.ingress_admission import (
-    ANONYMOUS_CALLS,
-    ANONYMOUS_PER_ADDRESS,
-    CALLS,
-    CALLS_PER_CALLER,
-    IngressAdmission,
-)
+from shoal.agent.dataplane.call_places import CALLS, CALLS_PER_CALLER
+from shoal.agent.dataplane.ingress_admission import ANONYMOUS_CALLS, ANONYMOUS_PER_ADDRESS, IngressAdmission
 from shoal.agent.dataplane.memory import (
     CHECK_EVERY_S,
     COPIES,
@@ -114,24 +109,24 @@ def test_a57_one_tenant_takes_no_more_than_half_and_no_one_more_than_all() -> No
 def test_a57_who_gets_no_answer_for_want_of_memory_hears_that_the_request_was_right() -> None:
     memory = MessageMemory(budget=100 * MIB)
     intake = IngressAdmission(memory)
-    with memory.hold("others", 25 * MIB), memory.hold("more", 24 * MIB), intake.call("a", "acme") as place:
+    with memory.hold("others", 25 * MIB), memory.hold("more", 24 * MIB), intake.places.take("a", "acme") as place:
         with pytest.raises(CallRefused, match="the request, which its model has run") as refused:
             place.hold_answer(2 * MIB, "acme")
         assert "an answer of 2097152 bytes beside 0 of this tenant" in str(refused.value)
         assert (refused.value.code, refused.value.retry_after_s) == (Code.OVERLOADED, 1.0)
         with pytest.raises(CallRefused, match="fewer or smaller messages"):
-            intake.hold_request("a", 2 * MIB, "acme")
+            intake.places.hold_request("a", 2 * MIB, "acme")
 
 
 async def test_a57_a_caller_of_large_messages_waits_for_room_and_one_of_small_ones_does_not() -> None:
     memory = MessageMemory(budget=100 * MIB)
     intake = IngressAdmission(memory)
-    with intake.call("big"):
-        with intake.hold_request("big", 20 * MIB):
+    with intake.places.take("big"):
+        with intake.places.hold_request("big", 20 * MIB):
             assert memory.expected_bytes("big") == 20 * MIB
             waiting = asyncio.ensure_future(_read(intake, "big"))
             assert not (await asyncio.wait((waiting,), timeout=0.05))[0]
-            with intake.call("small"):
+            with intake.places.take("small"):
                 async with asyncio.timeout(1):
                     await _read(intake, "small")
         await waiting
@@ -149,13 +144,13 @@ async def test_a57_the_first_messages_of_a_caller_come_one_at_a_time(monkeypatch
     most: Counter[str] = Counter()
 
     async def one(caller: str, size: int) -> None:
-        with intake.call(caller):
+        with intake.places.take(caller):
             async with intake.read_slot(caller):
                 open_[caller] += 1
                 most[caller] = max(most[caller], open_[caller])
                 await asyncio.sleep(0.01)  # noqa: TID251 - it arrives
                 open_[caller] -= 1
-            with intake.hold_request(caller, size):
+            with intake.places.hold_request(caller, size):
                 await asyncio.sleep(0.01)  # noqa: TID251 - it is answered
 
     loop = asyncio.get_running_loop()
@@ -163,7 +158,7 @@ async def test_a57_the_first_messages_of_a_caller_come_one_at_a_time(monkeypatch
     assert most["large"] == 1, "none was refused, and two at once would be more than the share"
     assert most["small"] == 7, "all that came after the first"
     began = loop.time()
-    with intake.call("slow"):
+    with intake.places.take("slow"):
         silent = asyncio.create_task(_read(intake, "slow", asyncio.Event()))
         await asyncio.sleep(0)  # noqa: TID251 - it is open
         others = [asyncio.create_task(_read(intake, "slow", asyncio.Event())) for _ in range(2)]
@@ -207,7 +202,7 @@ async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -
             codes.append(error.code)
 
     await asyncio.wait((watching,), timeout=0.01)
-    with intake.call("slow"), intake.call("other"):
+    with intake.places.take("slow"), intake.places.take("other"):
         other = asyncio.create_task(hold_read("other"))
         tasks = [asyncio.create_task(hold_read("slow")) for _ in range(8)]
         await asyncio.wait(tasks, timeout=MIN_READ_AGE_S + 4 * CHECK_EVERY_S)
@@ -236,7 +231,7 @@ async def test_a57_no_read_is_ended_for_what_sessions_hold(has_heap: bool) -> No
     watching = asyncio.create_task(memory.watch())
     forever = asyncio.Event()
     await asyncio.wait((watching,), timeout=0.01)
-    with intake.call("shop"):
+    with intake.places.take("shop"):
         reading = asyncio.create_task(_read(intake, "shop", forever))
         await until(lambda: memory._readings, 5, "it is open")
         sessions = 200 * MIB
@@ -255,7 +250,7 @@ async def test_a57_calls_without_credentials_are_counted_apart() -> None:
         each.__enter__()
     with pytest.raises(ShoalError), intake.anonymous("ipv4:10.0.1.1"):
         raise AssertionError
-    with intake.call("known"):
+    with intake.places.take("known"):
         pass
     held[0].__exit__(None, None, None)
     with pytest.raises(ShoalError), intake.anonymous("ipv4:10.0.0.1"):
@@ -268,12 +263,12 @@ async def test_a57_calls_without_credentials_are_counted_apart() -> None:
 
 def test_a57_all_known_callers_together_are_bounded() -> None:
     intake = IngressAdmission()
-    held = [intake.call(f"c{n // CALLS_PER_CALLER}") for n in range(CALLS)]
+    held = [intake.places.take(f"c{n // CALLS_PER_CALLER}") for n in range(CALLS)]
     for each in held:
         each.__enter__()
-    with pytest.raises(ShoalError) as refused, intake.call("new"):
+    with pytest.raises(ShoalError) as refused, intake.places.take("new"):
         raise AssertionError
     assert refused.value.code is Code.OVERLOADED
     for each in held:
         each.__exit__(None, None, None)
-    assert not intake._usage
+    assert not intake.places.usage

@@ -9,9 +9,8 @@ import pytest
 
 from harness.wait import until
 from shoal.agent.dataplane import ingress_admission as module
+from shoal.agent.dataplane.call_places import BYTES_PER_CALLER, CALLS_PER_CALLER, STREAMS_PER_CALLER
 from shoal.agent.dataplane.ingress_admission import (
-    BYTES_PER_CALLER,
-    CALLS_PER_CALLER,
     READ_SLOTS,
     READ_SLOTS_PER_CALLER,
     WATCHES,
@@ -35,7 +34,7 @@ async def drip(
     intake: IngressAdmission, caller: str, inside: asyncio.Event | None = None, *, read_s: float = 30.0
 ) -> Code:
     """A message that never comes; how that ends."""
-    with intake.call(caller):
+    with intake.places.take(caller):
         try:
             async with intake.read_slot(caller, read_s):
                 if inside is not None:
@@ -50,7 +49,7 @@ async def quickly(intake: IngressAdmission, caller: str) -> float:
     """Seconds until a message that is there at once has been read."""
     loop = asyncio.get_running_loop()
     start = loop.time()
-    with intake.call(caller):
+    with intake.places.take(caller):
         async with intake.read_slot(caller):
             pass
     return loop.time() - start
@@ -73,7 +72,7 @@ async def test_who_drips_keeps_its_place_until_somebody_waits() -> None:
         assert not any(task.done() for task in tasks), "nobody waits, so it may take its time"
         await quickly(intake, "slow")
         assert {await task for task in tasks} == {Code.TOO_SLOW}
-    assert not intake._usage, "nothing is left of callers that are gone"
+    assert not intake.places.usage, "nothing is left of callers that are gone"
 
 
 async def test_a_slow_caller_costs_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,54 +112,53 @@ async def test_who_finds_no_place_is_told_in_time() -> None:
 
 def test_calls_and_streams_are_counted_by_caller() -> None:
     intake = IngressAdmission()
-    held = [intake.call("a") for _ in range(CALLS_PER_CALLER)]
+    held = [intake.places.take("a") for _ in range(CALLS_PER_CALLER)]
     for each in held:
         each.__enter__()
-    with pytest.raises(ShoalError) as refused, intake.call("a"):
+    with pytest.raises(ShoalError) as refused, intake.places.take("a"):
         pass
     assert refused.value.code is Code.OVERLOADED
-    with intake.call("b"):
+    with intake.places.take("b"):
         pass
     held.pop().__exit__(None, None, None)
-    with intake.call("a"):
+    with intake.places.take("a"):
         pass
-    streams = [intake.call("b", stream=True) for _ in range(module.STREAMS_PER_CALLER)]
+    streams = [intake.places.take("b", stream=True) for _ in range(STREAMS_PER_CALLER)]
     for each in streams:
         each.__enter__()
-    with pytest.raises(ShoalError), intake.call("b", stream=True):
+    with pytest.raises(ShoalError), intake.places.take("b", stream=True):
         pass
-    with intake.call("b"):
+    with intake.places.take("b"):
         pass
 
 
-def test_calls_are_counted_by_payer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_counted_by_payer() -> None:
     """A tenant's credentials together leave calls to others."""
-    monkeypatch.setattr(module, "CALLS", 8)
-    monkeypatch.setattr(module, "CALLS_PER_PAYER", 6)
     intake = IngressAdmission()
-    held = [intake.call(f"token-{number}", "acme") for number in range(6)]
+    intake.places.most, intake.places.most_per_payer = 8, 6
+    held = [intake.places.take(f"token-{number}", "acme") for number in range(6)]
     with pytest.raises(ShoalError, match="6 calls of this tenant") as refused:
-        intake.call("token-7", "acme")
+        intake.places.take("token-7", "acme")
     assert refused.value.code is Code.OVERLOADED
     assert intake.begin_read("token-7", 1, "acme", lambda _: None, lambda _: None) is None
-    others = [intake.call("token-of-shop", "shop"), intake.call("unknown")]
+    others = [intake.places.take("token-of-shop", "shop"), intake.places.take("unknown")]
     with pytest.raises(ShoalError, match="8 calls of all callers"):
-        intake.call("token-of-shop", "shop")
+        intake.places.take("token-of-shop", "shop")
     held.pop().leave()
-    held.append(intake.call("token-7", "acme"))
+    held.append(intake.places.take("token-7", "acme"))
     for each in (*held, *others):
         each.leave()
-    assert not intake._usage
-    assert not intake._by_payer
+    assert not intake.places.usage
+    assert not intake.places.by_payer
 
 
 def test_calls_that_are_answered_from_their_head_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others are inside; but a caller that takes no response gets no more of them."""
-    monkeypatch.setattr(module, "CALLS", 0)
     monkeypatch.setattr(module, "HEAD_CALLS", 8)
     monkeypatch.setattr(module, "HEAD_CALLS_PER_PAYER", 6)
     monkeypatch.setattr(module, "HEAD_CALLS_PER_CALLER", 3)
     intake = IngressAdmission()
+    intake.places.most = 0
     with ExitStack() as held:
         last = held.enter_context(ExitStack())
         last.enter_context(intake.head_call("token-1", "acme"))
@@ -183,9 +181,9 @@ def test_calls_that_are_answered_from_their_head_are_counted_apart(monkeypatch: 
 def test_answers_that_are_not_read_are_bounded() -> None:
     memory = MessageMemory()
     intake = IngressAdmission(memory)
-    with intake.call("a") as only:
+    with intake.places.take("a") as only:
         only.hold_answer(2 * BYTES_PER_CALLER)
-    with intake.call("a") as one, intake.call("a") as other, intake.call("a") as third:
+    with intake.places.take("a") as one, intake.places.take("a") as other, intake.places.take("a") as third:
         one.hold_answer(BYTES_PER_CALLER - 1)
         other.hold_answer(1)
         with pytest.raises(ShoalError) as refused:
@@ -213,7 +211,7 @@ async def test_watches_are_counted_by_caller_and_take_no_calls() -> None:
         assert await wait_for_news(intake, "a") is Code.OVERLOADED
         assert not any(task.done() for task in tasks)
         for _ in range(CALLS_PER_CALLER):
-            with intake.call("a"):
+            with intake.places.take("a"):
                 pass
     async with running(wait_for_news(intake, "a")) as (task,):
         assert not task.done(), "those that ended hold nothing"
@@ -276,7 +274,7 @@ async def test_a_read_without_a_task_waits_for_a_slot_and_is_charged_from_then_o
     for each in (*inside[1:], waiting):
         each.leave()
     assert memory.held_bytes == 0
-    assert not reads.intake._usage
+    assert not reads.intake.places.usage
     assert reads.intake._slots._free == READ_SLOTS
     assert not reads.intake._limits._open
 
@@ -294,7 +292,7 @@ async def test_a_read_that_waits_gives_up_its_turn_when_it_leaves() -> None:
     assert not third.is_waiting
     for each in (*inside[1:], third):
         each.leave()
-    assert not reads.intake._usage
+    assert not reads.intake.places.usage
     assert reads.intake._slots._free == READ_SLOTS
 
 
@@ -309,7 +307,7 @@ async def test_slow_reads_without_a_task_end_where_others_wait() -> None:
     await until(lambda: bool(reads.turns), 5.0, "its turn")
     assert reads.turns == [True]
     last.leave()
-    assert not reads.intake._usage
+    assert not reads.intake.places.usage
 
 
 async def test_a_read_without_a_task_waits_for_a_slot_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +335,7 @@ async def test_a_read_that_finds_no_slot_of_all_at_its_turn_is_left_to_a_task() 
     waiting.leave()
     for each in (*inside[1:], *others):
         each.leave()
-    assert not reads.intake._usage
+    assert not reads.intake.places.usage
     assert reads.intake._slots._free == READ_SLOTS
 
 
