@@ -17,7 +17,7 @@ from shoal.client.grpc_messages import (
 )
 from shoal.client.retries import RETRIES, FailedCall, retry_delay_s
 from shoal.client.tensors import InferenceResult, ModelMetadata, Parameters, Tensors
-from shoal.host.grpc_client import CallError, ChannelClosed, ClientCall, GrpcChannel
+from shoal.host.grpc_client import ANSWER_WINDOW_BYTES, CallError, ChannelClosed, ClientCall, GrpcChannel
 from shoal.host.tls import client_context
 from shoal.types.address import HostPort
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -53,6 +53,7 @@ class AsyncInferenceClient:
             lambda: client_context(context.ca, context.certificate, context.key),
             limits.BULK,
             limits.INFER_BYTES,
+            answer_window=ANSWER_WINDOW_BYTES,
         )
 
     async def __aenter__(self) -> Self:

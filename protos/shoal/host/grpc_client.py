@@ -45,6 +45,10 @@ USER_AGENT: Final = b"shoal"
 ANSWER_FRAME_BYTES: Final = 2**16
 """Largest frame of an answer. An answer of 1 MiB takes 112 us of CPU here in frames of 16 KiB, which is the least that
 may be allowed (RFC 9113, section 6.5.2), 74 in these and 64 in ones of 256 KiB, behind which other answers wait."""
+ANSWER_WINDOW_BYTES: Final = 2**21
+"""Bytes of an answer that its server may send before it is told to go on, where the only answer of a call is read as it
+comes (`begin_unary`): as soon as its length is known the server is let send all of it anyway. So an answer of 1 MiB
+with its fields costs no message back, and none of these is waited for. A choice."""
 _JOINED_BYTES: Final = 2**14
 """A smaller request leaves in one frame; a larger one is not copied for that."""
 
@@ -327,9 +331,17 @@ class UnaryCall(ClientCall):
 class ClientSession(Http2Session):
     """One connection of a channel."""
 
-    def __init__(self, channel: "GrpcChannel", keepalive: Keepalive, *, is_shared: bool = False) -> None:
-        """`is_shared` as in `GrpcChannel`."""
-        super().__init__(Side.CLIENT, Http2Limits(frame_bytes=ANSWER_FRAME_BYTES), keepalive.user_timeout_s)
+    def __init__(
+        self,
+        channel: "GrpcChannel",
+        keepalive: Keepalive,
+        *,
+        is_shared: bool = False,
+        answer_window: int = DEFAULT_WINDOW,
+    ) -> None:
+        """`is_shared` and `answer_window` as in `GrpcChannel`."""
+        limits = Http2Limits(frame_bytes=ANSWER_FRAME_BYTES, window_bytes=answer_window)
+        super().__init__(Side.CLIENT, limits, keepalive.user_timeout_s)
         self.greeted = asyncio.Event()
         """Set when the server's settings have arrived, or the connection is lost."""
         self._channel = channel
@@ -539,6 +551,7 @@ class GrpcChannel:
     None for a connection without TLS.
     server_name: the DNS name that the server's certificate must prove. max_bytes: largest message of an answer.
     is_shared: several payers use it, none of whom gets all the streams that the server allows (`StreamShares`).
+    answer_window: bytes of a call's answer that may arrive before its reader asks for them.
     """
 
     def __init__(
@@ -550,6 +563,7 @@ class GrpcChannel:
         max_bytes: int,
         *,
         is_shared: bool = False,
+        answer_window: int = DEFAULT_WINDOW,
     ) -> None:
         self._address = address
         # So that clients whose server went away do not come back together.
@@ -559,6 +573,7 @@ class GrpcChannel:
         self._keepalive = keepalive
         self._max_bytes = max_bytes
         self._is_shared = is_shared
+        self._answer_window = answer_window
         self._state = ChannelState.IDLE
         self._changed = asyncio.Event()
         self._session: ClientSession | None = None
@@ -765,7 +780,7 @@ class GrpcChannel:
         loop = asyncio.get_running_loop()
         # A result, because nobody may be left to take it: an exception would be logged then.
         failed: asyncio.Future[OSError] = loop.create_future()
-        session = ClientSession(self, self._keepalive, is_shared=self._is_shared)
+        session = ClientSession(self, self._keepalive, is_shared=self._is_shared, answer_window=self._answer_window)
 
         def on_failure(error: OSError) -> None:
             if not failed.done():

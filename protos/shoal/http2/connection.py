@@ -62,6 +62,8 @@ class Http2Limits:
     streams: int = 256
     # Bytes of one frame.
     frame_bytes: int = frames.MIN_FRAME_BYTES
+    # Bytes of a new stream that may be sent before the user widens its window.
+    window_bytes: int = DEFAULT_WINDOW
 
 
 class Stream:
@@ -81,7 +83,7 @@ class Stream:
         "user",
     )  # fmt: skip
 
-    def __init__(self, stream_id: int, send_window: int) -> None:
+    def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
         self.id = stream_id
         self.user: Any = None
         """For the user of the connection."""
@@ -89,7 +91,7 @@ class Stream:
         """Whether the peer may still send."""
         self.is_local_open = True
         """Whether this side may still send."""
-        self.receive_window = DEFAULT_WINDOW
+        self.receive_window = receive_window
         """Bytes that the peer may still send."""
         self.send_window = send_window
         self.received_bytes = 0
@@ -177,6 +179,8 @@ class Http2Connection:
             (frames.MAX_FRAME_SIZE, self._limits.frame_bytes),
             (frames.MAX_HEADER_LIST_SIZE, MAX_LIST_BYTES),
         ]
+        if self._limits.window_bytes != DEFAULT_WINDOW:
+            values.append((frames.INITIAL_WINDOW_SIZE, self._limits.window_bytes))
         if side is Side.SERVER:
             values.append((frames.MAX_CONCURRENT_STREAMS, self._limits.streams))
         else:
@@ -405,7 +409,7 @@ class Http2Connection:
             self._refuse(number, ErrorCode.REFUSED_STREAM)
             return
         self._overhead = max(self._overhead - _OVERHEAD_OF_REQUEST, 0.0)
-        stream = Stream(number, self._peer_window)
+        stream = Stream(number, self._peer_window, self._limits.window_bytes)
         self.streams[number] = stream
         if not self._has_valid_length(stream, headers, is_end=is_end):
             self.reset(stream, ErrorCode.PROTOCOL_ERROR)
@@ -600,7 +604,7 @@ class Http2Connection:
         """Open a stream as a client, by a request's header block. Raises GoAwayReceived."""
         if self.is_going_away:
             raise GoAwayReceived
-        stream = Stream(self._next_stream, self._peer_window)
+        stream = Stream(self._next_stream, self._peer_window, self._limits.window_bytes)
         self._next_stream += 2
         self.is_going_away = self._next_stream > frames.MAX_STREAM_ID
         self.streams[stream.id] = stream

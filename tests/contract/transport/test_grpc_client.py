@@ -19,7 +19,7 @@ from harness.faults.tcp_proxy import tcp_proxy
 from harness.servers.grpc_port import GrpcPort
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, Metadata
+from shoal.host.grpc_client import ANSWER_WINDOW_BYTES, CallError, ChannelClosed, ChannelState, GrpcChannel, Metadata
 from shoal.host.grpc_server import CallFailure, GrpcServerLimits, ServerCall, ServerMethod
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.http2.keepalive import Keepalive
@@ -85,7 +85,15 @@ class ServerCase:
             made.set_alpn_protocols(["h2"])
             return made
 
-        made = GrpcChannel(f"127.0.0.1:{port or self.port}", name, context, keepalive, MAX_BYTES, is_shared=is_shared)
+        made = GrpcChannel(
+            f"127.0.0.1:{port or self.port}",
+            name,
+            context,
+            keepalive,
+            MAX_BYTES,
+            is_shared=is_shared,
+            answer_window=ANSWER_WINDOW_BYTES,
+        )
         self.channels.append(made)
         return made
 

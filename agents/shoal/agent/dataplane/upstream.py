@@ -40,7 +40,15 @@ from shoal.agent.ports import LocalWorker
 from shoal.agent.timeouts import within
 from shoal.host import file_descriptors
 from shoal.host.egress_guard import refusal_of_peer
-from shoal.host.grpc_client import CallError, ChannelClosed, ChannelState, GrpcChannel, MakeMetadata, Metadata
+from shoal.host.grpc_client import (
+    ANSWER_WINDOW_BYTES,
+    CallError,
+    ChannelClosed,
+    ChannelState,
+    GrpcChannel,
+    MakeMetadata,
+    Metadata,
+)
 from shoal.host.tls import client_context
 from shoal.http2.grpc_messages import GrpcStatus
 from shoal.inference import open_inference_pb2 as oip
@@ -624,7 +632,15 @@ class PeerClients:
             if endpoint.region and (denied := refusal_of_peer(key.address)) is not None:
                 raise AttemptFailed(denied, was_sent=False)
             data, large, life = (
-                GrpcChannel(key.address, key.name, lambda: context, keepalive, MAX_MESSAGE, is_shared=True)
+                GrpcChannel(
+                    key.address,
+                    key.name,
+                    lambda: context,
+                    keepalive,
+                    MAX_MESSAGE,
+                    is_shared=True,
+                    answer_window=ANSWER_WINDOW_BYTES,
+                )
                 for keepalive in keepalives
             )
             connection = _PeerConnection(

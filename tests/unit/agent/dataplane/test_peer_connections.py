@@ -14,7 +14,7 @@ from shoal.agent.dataplane import upstream
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.upstream import AttemptFailed, CallContext, ConnectedPeer, PeerClients, _PeerConnection
-from shoal.host.grpc_client import GrpcChannel
+from shoal.host.grpc_client import ANSWER_WINDOW_BYTES, GrpcChannel
 from shoal.http2 import frames
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
@@ -116,6 +116,15 @@ async def test_a_request_is_its_payers_on_the_way_to_another_front_and_the_agent
         ("Take", ""),
         ("Answer", ""),
     ]
+    await peers.close()
+
+
+async def test_answers_of_another_front_wait_for_no_window(tmp_path: Path) -> None:
+    files = Authority(tmp_path / "ca", "west", SystemClock().wall()).issue(Role.GATEWAY, "g1")
+    tls = TlsFiles(files.certificate, files.key, files.authority)
+    peers = PeerClients("west", tls, Authorities("west", tls))
+    connection = peers._connection(Endpoint("a-1", "n1", EndpointKind.AGENT, "127.0.0.1:1", 1.0, EndpointState.READY))
+    assert [each._answer_window for each in (connection.data, connection.large)] == 2 * [ANSWER_WINDOW_BYTES]
     await peers.close()
 
 
