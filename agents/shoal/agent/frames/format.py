@@ -24,6 +24,10 @@ SMALL_BYTES: Final = 32 * 2**10
 KEPT_BYTES: Final = 128 * 2**10
 """Holds the largest head and header with a small payload, and the head of the next frame."""
 
+END_ALIGNMENT: Final = 16
+"""A payload in a buffer of its own ends at a multiple of it: so an array of as many bytes at its end needs no copy for
+the runtime, which takes 16 bytes at once."""
+
 _MAGIC: Final = 0x5347
 """Changes with the format, so that no process of another version is adopted: its hello is no frame."""
 _HEAD: Final = struct.Struct("!HBxIIQ")
@@ -172,7 +176,7 @@ class FrameReader:
             return None
         if size <= max_payload:
             after = body + size
-            if after <= end:
+            if after <= end and (size <= SMALL_BYTES or frame_type is not FrameType.INFER):
                 self._start = after
                 return Frame(frame_type, call, bytes(self._view[at:body]), bytes(self._view[body:after]))
             if size <= SMALL_BYTES:
@@ -181,7 +185,8 @@ class FrameReader:
         return self.next_frame(max_payload)
 
     def _begin(self, frame_type: FrameType, call: int, header: bytes, body: int, size: int, max_payload: int) -> None:
-        """Begin a payload of which not all is here. A tensor is received into a buffer of its own."""
+        """Begin a payload of which not all is here, or one that needs a buffer of its own: a tensor is received into
+        that."""
         self._start = body
         if size > max_payload:
             self._passing, self._left_to_pass = Frame(frame_type, call, header, b"", size), size
@@ -189,14 +194,14 @@ class FrameReader:
             self._passing, self._left_to_pass, self._sink = Frame(frame_type, call, header, b""), size, io.BytesIO()
         else:
             try:
-                whole = bytearray(size)  # the kernel holds no page of it before something is received there
+                whole = _room_for(size)
             except MemoryError:
                 self._passing, self._left_to_pass = Frame(frame_type, call, header, b"", size), size
                 return
             view = memoryview(whole)
-            here = self._end - body
-            view[:here] = self._view[body : self._end]
-            self._start = self._end
+            here = min(self._end - body, size)
+            view[:here] = self._view[body : body + here]
+            self._start = body + here
             self._large, self._large_view = Frame(frame_type, call, header, whole), view[here:]
 
     def _pass_on(self, frame: Frame) -> Frame | None:
@@ -209,6 +214,15 @@ class FrameReader:
             return None
         sink, self._sink, self._passing = self._sink, None, None
         return frame if sink is None else frame._replace(payload=sink.getvalue())  # its own buffer, not a copy
+
+
+def _room_for(size: int) -> bytearray:
+    """So many bytes, of which the end lies at a multiple of END_ALIGNMENT: to cut off a bytearray's beginning moves
+    nothing. A request ends with its tensor. Raises MemoryError."""
+    lead = -size % END_ALIGNMENT
+    room = bytearray(lead + size)
+    del room[:lead]
+    return room
 
 
 def encode_head(frame_type: FrameType, call: int, header: bytes, size: int) -> bytes:

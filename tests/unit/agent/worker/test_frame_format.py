@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from harness.compiled import interpreted_frames
 from shoal.agent.frames import format as frames
 from shoal.agent.frames.format import (
+    END_ALIGNMENT,
     KEPT_BYTES,
     MAX_HEADER,
     SMALL_BYTES,
@@ -97,6 +99,17 @@ def test_a_declared_payload_without_memory_is_dropped_and_told(monkeypatch: pyte
     first, second = receive(reader, data, 50_000)
     assert first == Frame(FrameType.INFER, 1, b"h", b"", LIMIT)
     assert second.frame_type is FrameType.CANCEL
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES + 1, 110_651, KEPT_BYTES + 7])
+@pytest.mark.parametrize("most", [1000, KEPT_BYTES])
+def test_a_large_request_ends_where_an_array_needs_no_copy(size: int, most: int) -> None:
+    sent = [Frame(FrameType.INFER, number, b"header", bytes([number]) * size) for number in range(3)]
+    received = receive(FrameReader(), b"".join(map(encode, sent)), most)
+    assert received == sent
+    for frame in received:
+        address = np.frombuffer(frame.payload, np.uint8).ctypes.data
+        assert (address + size) % END_ALIGNMENT == 0
 
 
 @given(st.binary(max_size=300), st.integers(1, 50))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from harness.models.synthetic import ints, model, tensor
+from shoal.agent.frames.format import FrameReader, FrameType, encode_head
 from shoal.agent.worker.answer_writer import AnswerWriter
 from shoal.agent.worker.engine import open_engine, run_options
 from shoal.agent.worker.providers import Provider
@@ -340,6 +341,30 @@ def test_a_large_output_is_not_copied() -> None:
     array = np.arange(5000, dtype=np.float32)
     parts = AnswerWriter().write(RequestNames(b"m", b"", b""), {"y": array})
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for part in parts if len(part) == array.nbytes)
+
+
+@pytest.mark.parametrize("before", [1, 2, 7, 16])
+def test_large_floats_at_the_end_of_a_request_are_not_copied(before: int) -> None:
+    """`before`: bytes of the request's id, which shift what follows."""
+    spec = TensorSpec("x", "FP32", (-1,))
+    sent = np.arange(2**15, dtype=np.float32)
+    request = oip.ModelInferRequest(id="i" * before, raw_input_contents=[sent.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=sent.shape)
+    data = request.SerializeToString()
+    frames = FrameReader()
+    buffer = frames.buffer()
+    head = encode_head(FrameType.INFER, 1, b"", len(data)) + data[:100]
+    buffer[: len(head)] = head
+    frames.on_received(len(head))
+    assert frames.next_frame(len(data)) is None
+    frames.buffer()[:] = data[100:]
+    frames.on_received(len(data) - 100)
+    frame = frames.next_frame(len(data))
+    assert frame is not None
+    found = RequestReader((spec,), OUTPUTS, len(data), lambda: None).read(frame.payload).feeds["x"]
+    assert np.array_equal(found, sent)
+    assert found.ctypes.data % 16 == 0
+    assert np.shares_memory(found, np.frombuffer(frame.payload, np.uint8))
 
 
 @pytest.mark.parametrize("before", range(8))
