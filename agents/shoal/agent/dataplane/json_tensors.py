@@ -62,6 +62,7 @@ _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN: Final = re.compile(_STRING, re.DOTALL)
 _TO_ARRAY: Final = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+(?=\[)")
 _NESTED: Final = re.compile(rb"\[[ \t\r\n]*+\[")
+_NOTHING: Final = re.compile(rb"\[[ \t\r\n]*+\]")
 _OF_STRINGS: Final = re.compile(rb'\[[ \t\r\n\[]*+"')
 _ELEMENT: Final = rb"[ \t\r\n,\[\]]*+" + _STRING + rb"(?=[ \t\r\n]*+[,\]])"
 """A string of an array with the punctuation before it. A key does not match, because a colon follows it."""
@@ -106,6 +107,9 @@ class Body:
     def read(self, start: int, end: int) -> bytes:
         with memoryview(self.content) as content:
             return bytes(content[start - self._released : end - self._released])
+
+    def copy(self, start: int, end: int) -> bytearray:
+        return self.content[start - self._released : end - self._released]
 
     def release(self, until: int) -> None:
         """Declare that nothing before `until` is read again. Bytes are freed in large pieces, because each time costs a
@@ -157,13 +161,8 @@ def _check_head(size: int, tokens: int) -> None:
 
 def _end_of_array(body: Body, begin: int, end: int) -> Generator[None, None, int]:
     """Position after the array's last bracket, as far as known without parsing; `pack` checks what is inside."""
-    if body.match(_OF_STRINGS, begin, min(end, begin + STEP_BYTES)) < 0:
-        # The array has no string, so the next quote is that of the next key.
-        quote = body.find(b'"', begin, end)
-        limit = end if quote < 0 else quote
-        brace = body.find(b"}", begin, limit)
-        stop = body.rfind(b"]", begin, limit if brace < 0 else brace) + 1
-    else:
+    near = min(end, begin + STEP_BYTES)
+    if body.match(_OF_STRINGS, begin, near) >= 0:
         at = begin
         while (after := _after_strings(body, at, end)) >= 0:
             at = after
@@ -173,6 +172,14 @@ def _end_of_array(body: Body, begin: int, end: int) -> Generator[None, None, int
         if limit < end and body.read(quote, quote + 1) == b'"' and body.match(_TOKEN, quote, limit) < 0:
             raise too_large(f"a string of over {MAX_STRING_BYTES} bytes in JSON, or without an end", MAX_STRING_BYTES)
         stop = body.rfind(b"]", at, body.match(_CLOSING, at, end)) + 1
+    elif body.match(_NESTED, begin, near) >= 0:
+        # The array has no string, so the next quote is that of the next key.
+        quote = body.find(b'"', begin, end)
+        limit = end if quote < 0 else quote
+        brace = body.find(b"}", begin, limit)
+        stop = body.rfind(b"]", begin, limit if brace < 0 else brace) + 1
+    else:
+        stop = body.find(b"]", begin, end) + 1
     if stop <= begin:
         raise invalid("`data` that is no list of numbers, booleans or strings", "one list, flat or nested as its shape")
     return stop
@@ -202,6 +209,7 @@ def pack(
     if count == 0:
         _check_empty(body, span, name, shape)
         return
+    texts: Iterator[bytes | bytearray | None]
     nested = len(shape) > 1 and body.match(_NESTED, begin, min(end, begin + STEP_BYTES)) >= 0
     if datatype == "BYTES":
         texts = _as_outlined(_strings_in(body, begin, end), _Outline(shape if nested else (count,), _is_never_valid))
@@ -221,20 +229,24 @@ def pack(
         raise _shape_mismatch(name, shape, count, nested)
 
 
-def _numbers_in(body: Body, begin: int, end: int, name: str) -> Iterator[bytes | None]:
-    """Pieces of one flat list of numbers, each as a list in JSON; None where it is not flat, or a piece has nothing."""
-    for piece, _ in _pieces_in(body, begin + 1, end - 1, name):
-        yield None if b"[" in piece or b"]" in piece or not piece.strip(_SPACE) else b"[%b]" % piece
+def _numbers_in(body: Body, begin: int, end: int, name: str) -> Iterator[bytearray | None]:
+    """Pieces of one flat list of numbers, each as a list in JSON; None where a piece has nothing. Lists inside make a
+    piece that is no JSON, or has an element that is no number."""
+    for at, cut in _cuts_in(body, begin + 1, end, name):
+        piece = body.copy(at - 1, cut)
+        piece[0], piece[-1] = b"[]"  # in place of the commas around it
+        yield None if _NOTHING.fullmatch(piece) else piece
 
 
 def _numbers_in_lists(body: Body, begin: int, end: int, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Pieces of lists of numbers as (flat list in JSON, outline)."""
-    for piece, comma in _pieces_in(body, begin, end, name):
+    for at, cut in _cuts_in(body, begin, end, name):
+        piece, comma = (body.read(at, cut), b"") if cut == end else (body.read(at, cut - 1), b",")
         yield b"[%b]" % piece.translate(_BRACKETS_TO_SPACE), piece.translate(_VALUES_TO_0, _SPACE) + comma
 
 
-def _pieces_in(body: Body, begin: int, end: int, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Pieces of numbers as (text, the comma after it)."""
+def _cuts_in(body: Body, begin: int, end: int, name: str) -> Iterator[tuple[int, int]]:
+    """Where pieces of numbers begin and end, each but the last with the comma after it."""
     at = begin
     while at < end:
         cut = at
@@ -244,9 +256,9 @@ def _pieces_in(body: Body, begin: int, end: int, name: str) -> Iterator[tuple[by
                 found = f"{STEP_BYTES} bytes of input {name!r:.80} without a comma"
                 raise invalid(found, "shorter numbers, or less space")
             cut = stop
-        yield (body.read(at, cut), b"") if cut == end else (body.read(at, cut - 1), b",")
+        yield at, cut
         at = cut
-        body.release(at)
+        body.release(at - 1)
 
 
 def _strings_in(body: Body, begin: int, end: int) -> Iterator[tuple[bytes, bytes]]:
@@ -361,7 +373,7 @@ def _check_empty(body: Body, span: tuple[int, int], name: str, shape: Sequence[i
         raise invalid(f"elements of input {name!r:.80}", "0, by its shape")
 
 
-def _parse(text: bytes, name: str) -> list[Any]:
+def _parse(text: bytes | bytearray, name: str) -> list[Any]:
     try:
         items: list[Any] = orjson.loads(text)
     except ValueError:
@@ -369,7 +381,7 @@ def _parse(text: bytes, name: str) -> list[Any]:
     return items
 
 
-def _parse_leniently(text: bytes, name: str) -> list[Any]:
+def _parse_leniently(text: bytes | bytearray, name: str) -> list[Any]:
     """As Python's parser, which takes NaN, Infinity and lone surrogates too."""
     try:
         items: list[Any] = json.loads(text)
@@ -378,7 +390,7 @@ def _parse_leniently(text: bytes, name: str) -> list[Any]:
     return items
 
 
-def pack_items(items: Sequence[Any], name: str, datatype: str, text: bytes | None = None) -> bytes:
+def pack_items(items: Sequence[Any], name: str, datatype: str, text: bytes | bytearray | None = None) -> bytes:
     """The little-endian bytes of parsed elements. `text`: what they were parsed from, where that is flat JSON. Raises
     ShoalError(INVALID_ARGUMENT)."""
     if datatype == "BYTES":
@@ -388,7 +400,7 @@ def pack_items(items: Sequence[Any], name: str, datatype: str, text: bytes | Non
     if datatype == "BOOL" or text is None or b"u" in text or b"s" in text:
         _check_types(items, name, datatype)
     try:
-        return struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
+        return struct.Struct(f"<{len(items)}{FORMATS[datatype]}").pack(*items)
     except (struct.error, OverflowError) as error:
         _check_types(items, name, datatype)
         raise invalid(f"input {name!r:.80}: {error}"[:300], f"what {datatype} holds") from error

@@ -325,6 +325,29 @@ def test_nested_lists_are_their_shape_or_refused(text: bytes) -> None:
     assert refused.value.code is Code.INVALID_ARGUMENT
 
 
+BEFORE = (b"", b"7," * (2 * json_tensors.STEPS_OF_NUMBERS * json_tensors.STEP_BYTES // 3))
+"""Of a list, so that what follows is in its first piece, and in a later one."""
+PARTS = b"""1 -2.5 1e3 , , , [ ] { } : "a" "]" " true null""".split()
+
+
+@given(st.sampled_from(BEFORE), st.lists(st.sampled_from([*PARTS, b" ", b"\n"]), max_size=8))
+def test_a_list_of_numbers_is_what_one_parse_takes_for_one(before: bytes, parts: list[bytes]) -> None:
+    spaces = b" " * json_tensors.STEP_BYTES  # so that it is no small body
+    text = body(data=None).replace(b"null", b"[" + before + b"".join(parts) + b"]" + spaces)
+    try:
+        items = json.loads(text)["inputs"][0]["data"]
+    except ValueError:
+        items = []
+    is_right = bool(items) and {int, float}.issuperset(map(type, items))
+    text = text.replace(b'"shape": [1]', b'"shape": [%d]' % max(1, len(items)))
+    if is_right:
+        assert request_of("m", "", text, None)[0].raw_input_contents == [struct.pack(f"<{len(items)}f", *items)]
+        return
+    with pytest.raises(ShoalError) as refused:
+        request_of("m", "", text, None)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("shape", [[17_000], [17_000, 1], [1, 17_000], [20, 2, 500], [2] * 14])
 @pytest.mark.parametrize("datatype", ["INT64", "BYTES"])
 def test_lists_of_many_steps(shape: list[int], datatype: str) -> None:
