@@ -3,9 +3,14 @@
 All servers serve the same models (64 floats and 1 and 4 MB returned as they are, PP-OCR's angle classifier, magika) to
 the same client, h2load with bodies made beforehand: Shoal's front and its gateway (TLS, bearer token), Envoy before the
 front (TLS on both sides), Triton with its Python backend, MLServer, Ray Serve, LitServe, a plain grpc.aio server, and
-ONNX Runtime in process. Those that speak TLS are measured with it and without; Shoal has no port without. Every round
-asks each server each case in turn; figures are medians of the rounds, ratios those within a round. First all servers
-share one core and the client has another one, then all share two cores.
+ONNX Runtime in process. Those that speak TLS are measured with it and without; Shoal has no port without. Triton's HTTP
+port has none: Envoy before it ends the TLS of JSON. Every round asks each server each case in turn; figures are medians
+of the rounds, ratios those within a round. First all servers share one core and the client has another one, then all
+share two cores.
+
+The two floors compare Shoal with ONNX Runtime in process, for a model that takes 1 to 2 ms there and one that takes 10
+or more. Which these are depends on the machine: models of wheels are timed at the start, and of each range the shortest
+is served too. It is named with its time before the last line; a range without a model has no figure.
 
 Every answer is compared with ONNX Runtime's before a round, and the bytes of all answers are counted, because a refusal
 of gRPC is no error of HTTP. A peer that is not installed is named, and what is compared with it is null:
@@ -57,6 +62,8 @@ FIRST: Final = 4
 """Requests for each one in flight, in the round that finds how many a round needs."""
 MOST: Final = 200_000
 BATCHING_S: Final = 300.0
+CANDIDATE_S: Final = 0.5
+"""A model for a floor is timed for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Bench:
             for case in cases:
                 for server in servers:
                     self._measure(number, case, server)
-                if number and case.model and not case.is_json and not case.only:
+                if number and case.has_floor:
                     self._measure_floor(number, case, floor)
             took = time.monotonic() - began
             print(f"# round {number} of {self._plan.rounds}: {took:.0f} s", flush=True)
@@ -202,14 +209,19 @@ def measure(
     with ExitStack() as stack:
         region = stack.enter_context(local_region(folder / "region", models, cores, plan.compiled))
         servers = [region.front, region.gateway]
-        try:
-            servers.append(stack.enter_context(running_envoy(settings, region.front)))
-        except AbsentError as error:
-            print(f"# absent: envoy: {error}", flush=True)
-        servers += stack.enter_context(running_peers(settings))
+        peers = stack.enter_context(running_peers(settings))
+        proxies = [(f.ENVOY, region.front, Protocol.GRPC)]
+        if is_pinned:  # the others are asked nothing in JSON
+            proxies += [(f.ENVOY_TRITON, peer, Protocol.JSON) for peer in peers if peer.name == f.TRITON]
+        for name, behind, protocol in proxies:
+            try:
+                servers.append(stack.enter_context(running_envoy(settings, name, behind, protocol)))
+            except AbsentError as error:
+                print(f"# absent: {name}: {error}", flush=True)
+        servers += peers
         floor = stack.enter_context(running_floor(folder / "models.json", parallel, on_core(cores, [])))
         bench = Bench(plan, models, figures, is_pinned=is_pinned)
-        bench.run(f.ONE_CORE if is_pinned else f.TWO_CORES, servers, floor)
+        bench.run(f.ONE_CORE if is_pinned else figures.two_cores, servers, floor)
         idle = cpu_shares({server.name: server.processes() for server in servers}, IDLE_S)
         print(
             f"\n{'one core' if is_pinned else 'two cores':26} {'start s':>8} {'PSS MiB':>8} {'RSS':>6} {'idle CPU':>9}"
@@ -222,6 +234,19 @@ def measure(
             print()
             bench.show_layers(region, folder)
         print(flush=True)
+
+
+def time_candidates(folder: Path) -> tuple[dict[str, ServedModel], dict[str, float]]:
+    """The models of which the floors may be, and the seconds of CPU that a run of each takes in process, on one thread:
+    as many as pass where nothing else runs. By those that pass, other programs would choose."""
+    models = {name: served_model(name, folder) for name in f.FLOOR_CANDIDATES}
+    spec = folder / "candidates.json"
+    spec.write_text(json.dumps({name: model.spec() for name, model in models.items()}))
+    with running_floor(spec, 1, on_core(SERVER_CORE, [])) as floor:
+        for name in models:
+            floor.ask(name, 0.0)  # the first runs take longer
+        asked = {name: floor.ask(name, CANDIDATE_S) for name in models}
+    return models, {name: found["cpu_s"] / found["count"] for name, found in asked.items()}
 
 
 def join_batching(figures: f.Figures, plan: Plan) -> None:
@@ -266,7 +291,7 @@ def main() -> None:
     parser.add_argument("--install", type=Path, metavar="DIR", help="install the peers into this folder, and end")
     parser.add_argument("--peers", type=Path, metavar="DIR", default=Path(".bench-peers"), help="where they are")
     parser.add_argument("--only", nargs="*", choices=[*STARTS], default=None, help="peers to start, besides Envoy")
-    parser.add_argument("--quick", action="store_true", help="about two minutes: one short round, Triton alone")
+    parser.add_argument("--quick", action="store_true", help="about four minutes: one short round, Triton alone")
     parser.add_argument("--where", action="store_true", help="the CPU of a small request by layer")
     parser.add_argument("--rounds", type=int, default=None, help="3")
     parser.add_argument("--seconds", type=float, default=None, help="of a case in a round: 1.5")
@@ -296,17 +321,21 @@ def main() -> None:
     print("# Triton's HTTP port, MLServer's ports and Ray Serve's gRPC port have no TLS", flush=True)
     figures = f.Figures()
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
+        candidates, figures.candidates = time_candidates(Path(scratch))
+        print(f"# in process: {f.candidates_line(figures.candidates)}", flush=True)
         models = {name: served_model(name, Path(scratch)) for name in SERVED}
         for is_pinned in (True, False):
             folder = Path(scratch) / ("one" if is_pinned else "two")
             folder.mkdir()
+            if not is_pinned:
+                models |= {case.model: candidates[case.model] for case in figures.two_cores if case.model in candidates}
             measure(plan, models, figures, folder, is_pinned=is_pinned)
     join_batching(figures, plan)
     print("\n".join(f.table(figures)))
     values, missing = f.summary(figures)
     print()
-    for key, (_, what) in f.KEYS.items():
-        print(f"# {key}: {what}")
+    for line in f.legend(figures):
+        print(f"# {line}")
     for reason in missing:
         print(f"# null: {reason}")
     print(json.dumps(values))

@@ -1,7 +1,7 @@
 """ONNX Runtime in process, without any server: the rate that no server on the same cores can pass.
 
 `floor.py SPEC` reads lines of JSON (model, threads, seconds) and answers each with one: count, per_s, p50_s,
-p99_s, cpu_s.
+p99_s, cpu_s. Models have the shapes of their inputs, as Shoal's worker fixes them.
 """
 
 import json
@@ -21,12 +21,16 @@ def main() -> None:
     import numpy as np
     import onnxruntime
 
+    from shoal.agent.worker.shapes import fix_shapes
+
     rng = np.random.default_rng(7)
     calls = dict[str, tuple[Any, Any]]()
     for name, spec in json.loads(Path(sys.argv[1]).read_text()).items():
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(spec["path"], options, providers=["CPUExecutionProvider"])
+        shapes = {each: tuple(shape) for each, _, shape in spec["inputs"]}
+        model = fix_shapes(Path(spec["path"]).read_bytes(), shapes)
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = {each: (rng.random(shape) * 200).astype(dtype) for each, dtype, shape in spec["inputs"]}
         calls[name] = (session, feeds)
     for line in sys.stdin:

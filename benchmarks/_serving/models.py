@@ -22,10 +22,25 @@ MAGIKA: Final = "magika"
 MB1: Final = "tensor-1mb"
 MB4: Final = "tensor-4mb"
 RECOGNISER: Final = "recogniser"
+CHARACTER: Final = "recogniser-32"
+LINE: Final = "recogniser-640"
+TILE: Final = "detector-64"
+CROP: Final = "detector-96"
 SERVED: Final = (SMALL, CLASSIFIER, MAGIKA, MB1, MB4)
 """What `serving` measures."""
 FLOATS: Final = {SMALL: 64, MB1: 2**18, MB4: 2**20}
 """Elements (float32) of the models that answer their input."""
+
+PICTURES: Final[Mapping[str, tuple[str, int, int]]] = {
+    CLASSIFIER: ("ch_ppocr_mobile_v2.0_cls_infer", 48, 192),
+    CHARACTER: ("ch_PP-OCRv4_rec_infer", 48, 32),
+    RECOGNISER: ("ch_PP-OCRv4_rec_infer", 48, 320),
+    LINE: ("ch_PP-OCRv4_rec_infer", 48, 640),
+    TILE: ("ch_PP-OCRv4_det_infer", 64, 64),
+    CROP: ("ch_PP-OCRv4_det_infer", 96, 96),
+}
+"""PP-OCR's models, with height and width in pixels of the picture that each is asked for. The recogniser takes strips
+of any width: its own package cuts them 320 wide and more, 32 hold one character."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -88,19 +103,14 @@ def _tensors(arrays: Arrays) -> list[tuple[str, str, list[int]]]:
 def served_model(name: str, folder: Path) -> ServedModel:
     """folder: where the file of a model that is made here goes. Raises SystemExit where its wheel is not installed."""
     rng = np.random.default_rng(7)
-    ocr = "rapidocr_onnxruntime"
-    match name:
-        case "classifier":
-            path = _package(ocr) / "models" / "ch_ppocr_mobile_v2.0_cls_infer.onnx"
-            return _with_answer(name, path, {"x": rng.random((1, 3, 48, 192), np.float32)})
-        case "recogniser":
-            path = _package(ocr) / "models" / "ch_PP-OCRv4_rec_infer.onnx"
-            return _with_answer(name, path, {"x": rng.random((1, 3, 48, 320), np.float32)})
-        case "magika":
-            path = sorted((_package("magika") / "models").glob("*/model.onnx"))[-1]
-            return _with_answer(name, path, {"bytes": rng.integers(0, 256, (1, 2048), np.int32)})
-        case _:
-            return _identity(name, FLOATS[name], folder, rng)
+    if name in PICTURES:
+        file, height, width = PICTURES[name]
+        path = _package("rapidocr_onnxruntime") / "models" / f"{file}.onnx"
+        return _with_answer(name, path, {"x": rng.random((1, 3, height, width), np.float32)})
+    if name == MAGIKA:
+        path = sorted((_package("magika") / "models").glob("*/model.onnx"))[-1]
+        return _with_answer(name, path, {"bytes": rng.integers(0, 256, (1, 2048), np.int32)})
+    return _identity(name, FLOATS[name], folder, rng)
 
 
 def one_thread_session(path: Path) -> Any:

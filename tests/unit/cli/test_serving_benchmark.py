@@ -133,9 +133,83 @@ def test_a_figure_of_another_benchmark_is_joined(serving: Any, figures: Any) -> 
 def test_the_last_line_has_the_agreed_keys(figures: Any) -> None:
     keys = (
         "ready_vs_triton small_vs_triton classifier_vs_triton cpu_us_small floor_10ms floor_1ms tensor_1mb_vs_triton "
-        "json_vs_triton connections_1000 gateway_added_p50_ms gateway_cpu_us gateway_vs_envoy batching_gain flood_p99"
+        "json_vs_triton json_vs_triton_plain connections_1000 gateway_added_p50_ms gateway_cpu_us gateway_vs_envoy "
+        "batching_gain flood_p99"
     )
     assert list(figures.KEYS) == keys.split()
+
+
+def test_json_is_compared_with_triton_behind_tls_and_without(serving: Any, figures: Any) -> None:
+    found = figures.Figures()
+    found.add(figures.CLASSIFIER_JSON, figures.FRONT, 1, sample(serving, 300))
+    found.add(figures.CLASSIFIER_JSON, figures.ENVOY_TRITON, 1, sample(serving, 250, envoy=0.5, tritonserver=2.0))
+    found.add(figures.CLASSIFIER_JSON, figures.TRITON, 1, sample(serving, 400))
+    values, _ = figures.summary(found)
+    assert (values["json_vs_triton"], values["json_vs_triton_plain"]) == (1.2, 0.75)
+    assert any("json_vs_triton: " in line and "500 of their 2,500 us" in line for line in figures.legend(found))
+    rows = {row.split("  ")[1].strip(): row for row in figures.table(found)[2:]}
+    assert "1.20" in rows[figures.FRONT]
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "chosen"),
+    [
+        ({"classifier": 0.62, "detector-96": 1.6, "recogniser-32": 1.9, "magika": 4.6, "recogniser": 11.0},
+         {"floor_10ms": "recogniser", "floor_1ms": "detector-96"}),
+        ({"classifier": 1.0, "magika": 10.0, "recogniser": 25.0}, {"floor_10ms": "magika", "floor_1ms": "classifier"}),
+        ({"classifier": 0.99, "detector-96": 2.01, "recogniser": 9.9}, {}),
+    ],
+)  # fmt: skip
+def test_a_floor_is_of_the_shortest_model_in_its_range(
+    figures: Any, took_ms: dict[str, float], chosen: dict[str, str]
+) -> None:
+    found = figures.choose_floors({model: took / 1e3 for model, took in took_ms.items()})
+    assert {key: floor.case.model for key, floor in found.items()} == chosen
+
+
+def test_a_floor_names_its_model(serving: Any, figures: Any) -> None:
+    found = figures.Figures(candidates={"classifier": 0.0015, "recogniser": 0.0112})
+    *usual, own = found.two_cores  # the classifier has a case already
+    assert (tuple(usual), own.model) == (figures.TWO_CORES, "recogniser")
+    found.add(own, figures.FRONT, 1, sample(serving, 90))
+    found.add(own, figures.FLOOR, 1, sample(serving, 100))
+    values, missing = figures.summary(found)
+    assert (values["floor_10ms"], values["floor_1ms"]) == (0.9, None)
+    assert any(line.startswith("floor_1ms: no figure of shoal front, TLS") for line in missing)
+    assert any(
+        line.startswith("floor_10ms: ") and line.endswith(": recogniser, 11.2 ms") for line in figures.legend(found)
+    )
+    assert own.name in figures.table(found)
+
+
+def test_a_floor_without_a_model_is_null(figures: Any) -> None:
+    _, missing = figures.summary(figures.Figures(candidates={"classifier": 0.00062, "magika": 0.0046}))
+    said = "floor_1ms: no candidate takes 1 to 2 ms here: classifier 0.62 ms, magika 4.6 ms"
+    assert said in missing
+
+
+def test_what_one_caller_sends_as_bytes_has_a_floor(figures: Any) -> None:
+    assert {case for case in figures.ONE_CORE if not case.has_floor} == {
+        figures.READY_16, figures.SMALL_JSON, figures.CLASSIFIER_JSON, figures.CONNECTIONS, figures.SMALL_FLOOD
+    }  # fmt: skip
+
+
+def test_envoy_passes_on_with_tls_where_there_is_some(serving: Any) -> None:
+    envoy = sys.modules["_serving.envoy"]
+
+    def bootstrap_of(url: str, roots: str, is_http1: bool) -> tuple[str, Any]:
+        address = sys.modules["_serving.servers"].Address(url, (), roots, "front")
+        static = envoy.bootstrap(1, address, Path("c"), Path("k"), is_http1=is_http1)["static_resources"]
+        chain = static["listeners"][0]["filter_chains"][0]
+        assert chain["transport_socket"]["name"] == "envoy.transport_sockets.tls"
+        return chain["filters"][0]["typed_config"]["codec_type"], static["clusters"][0].get("transport_socket")
+
+    assert bootstrap_of("http://127.0.0.1:8000", "", True) == ("HTTP1", None)
+    codec, upstream = bootstrap_of("https://127.0.0.1:8001", "ca.pem", False)
+    assert codec == "HTTP2"
+    assert upstream["typed_config"]["common_tls_context"]["validation_context"] == {
+        "trusted_ca": {"filename": "ca.pem"}
+    }
 
 
 @pytest.mark.parametrize(
