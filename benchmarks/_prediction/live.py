@@ -31,7 +31,7 @@ from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import ProcessWorkers
 from shoal.agent.worker.pool_options import PoolOptions
 from shoal.coordinator.core.graph import profile_of
-from shoal.coordinator.core.prediction.demand import ModelDemand, at_shapes, demand_of, work_of, works_on_blocks
+from shoal.coordinator.core.prediction.demand import ModelDemand, at_shapes, block_channels, demand_of, work_of
 from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
@@ -267,8 +267,7 @@ def _residual(case: LiveCase, receipts: Mapping[tuple[str, int], Receipt], seen:
 
 def _demand(case: LiveCase) -> ModelDemand:
     """On this machine."""
-    is_blocked = works_on_blocks(case.device, platform.machine(), case.profile.precision)
-    return demand_of(case.profile, is_blocked=is_blocked)
+    return demand_of(case.profile, block_channels(case.device, platform.machine(), case.profile.precision))
 
 
 def _class_of(case: LiveCase) -> DeviceClass:

@@ -64,6 +64,9 @@ class KernelCost:
     bytes: float
     # Bytes of constants that they read.
     weight_bytes: float
+    # FLOPs of zeros, beside `flops`, where the runtime keeps channels in blocks of each of `CHANNEL_BLOCKS` and fills
+    # up the last one: its own provider does, on x86-64 and in fp32. Empty: none, and in a profile of an older version.
+    padding_flops: tuple[float, ...] = ()
 
 
 KERNEL_KINDS: Final = (
@@ -75,12 +78,16 @@ attention: products of what was computed; pointwise: a convolution with a kernel
 of several channels, and of one; transcendental: exponentials and the like; reduction: softmax, norms, sums."""
 
 
+CHANNEL_BLOCKS: Final[tuple[int, int]] = (8, 16)
+"""Channels that ONNX Runtime keeps beside each other on x86-64 processors: 16 with AVX-512, else 8
+(core/mlas/lib/platform.cpp)."""
 RUN_BATCHES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Requests that run as one, of which a profile knows the memory."""
-PROFILE_VERSION: Final = 3
+PROFILE_VERSION: Final = 4
 """Rises where a profile tells more of a model than before, or counts it otherwise: those of an older one are computed
 again after a coordinator's start, and as a model is pushed again. Since 2 `run_bytes` are of two runs,
-since 3 `inner_packed_bytes` and `folded_bytes` are known."""
+since 3 `inner_packed_bytes` and `folded_bytes` are known, since 4 `KernelCost.padding_flops`, and
+`run_bytes` are of two orders of copies."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -687,11 +687,14 @@ class KernelCost(_message.Message):
     FLOPS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    PADDING_FLOPS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     launches: _builtins.float
     flops: _builtins.float
     bytes: _builtins.float
     weight_bytes: _builtins.float
+    @_builtins.property
+    def padding_flops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
@@ -700,10 +703,11 @@ class KernelCost(_message.Message):
         flops: _builtins.float = ...,
         bytes: _builtins.float = ...,
         weight_bytes: _builtins.float = ...,
+        padding_flops: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "flops", b"flops", "kind", b"kind", "launches", b"launches", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "flops", b"flops", "kind", b"kind", "launches", b"launches", "padding_flops", b"padding_flops", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

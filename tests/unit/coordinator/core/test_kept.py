@@ -1093,7 +1093,7 @@ def test_what_is_never_ready_keeps_no_other_from_being_prepared(monkeypatch: pyt
 
 
 def test_equal_devices_of_two_architectures_are_judged_apart() -> None:
-    """Copies between layouts count on one of them alone (`works_on_blocks`), which makes it too slow."""
+    """Copies between layouts count on one of them alone (`block_channels`), which makes it too slow."""
     cpu = device(provider="CPUExecutionProvider")
     region = CoreRegion(node("a", cpu), replace(node("b", cpu), arch="aarch64"))
     kernels = (KernelCost("conv", 20, 8e8, 2e7, 1e6),)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from harness.builders.coordinator_core import MIB, device, node, profile, receipt, warm
 from shoal.coordinator.core.prediction.demand import (
+    DemandRow,
     OperatorClass,
     at_shapes,
+    block_channels,
     class_of,
     demand_of,
     work_of,
-    works_on_blocks,
 )
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
@@ -169,15 +170,42 @@ def test_copies_between_layouts_count_where_the_runtime_makes_them(
 ) -> None:
     kernels = (KernelCost("conv", 2.0, 1e9, 1e7, 1e6),)
     model = replace(profile(), kernels=kernels, layout_copies=3, layout_bytes=Bytes(4_000_000))
-    found = demand_of(model, is_blocked=works_on_blocks(where, arch, precision))
+    found = demand_of(model, block_channels(where, arch, precision))
     assert found.nodes == 2 + 3 * counts
     by_hand = 1e-5 + 1e-6 + (1e9 / 1e11 + 1.1e7 / 1e10) + counts * (3e-6 + 4e6 / 1e10)
     assert service_seconds(found, RECEIPT.rates, "fp32") == pytest.approx(by_hand)
 
 
+@pytest.mark.parametrize(("isa", "block"), [("avx avx2 fma avx512f", 16), ("avx avx2 fma", 8), ("", 8)])
+def test_blocks_are_as_wide_as_the_processors_registers(isa: str, block: int) -> None:
+    where = replace(device(provider="CPUExecutionProvider"), attributes={"isa": isa} if isa else {})
+    assert block_channels(where, "x86_64", "fp32") == block
+
+
 def test_copies_between_layouts_grow_with_the_inputs() -> None:
-    model = replace(profile(), inputs=(TensorSpec("x", "FP32", (-1, 3, 224, 224)),), layout_bytes=Bytes(1000))
-    assert at_shapes(model, {"x": (4, 3, 224, 224)}).layout_bytes == 4000
+    kernels = (KernelCost("conv", 1.0, 1e9, 1e7, 1e6, (1e7, 1e8)),)
+    model = replace(
+        profile(),
+        inputs=(TensorSpec("x", "FP32", (-1, 3, 224, 224)),),
+        layout_bytes=Bytes(1000),
+        kernels=kernels,
+    )
+    found = at_shapes(model, {"x": (4, 3, 224, 224)})
+    assert found.layout_bytes == 4000
+    assert found.kernels == (KernelCost("conv", 1.0, 4e9, 4e7, 1e6, (4e7, 4e8)),)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 224, 224), (4, 3, 224), (-4, 3, 224, 224)])
+def test_in_blocks_zeros_are_multiplied_and_each_image_reads_the_weights(shape: tuple[int, ...]) -> None:
+    kernels = (KernelCost("conv", 1.0, 1e9, 1e7, 1e6, (1e8, 2e8)), KernelCost("matmul", 1.0, 1e9, 1e7, 1e6))
+    model = replace(profile(), kernels=kernels, reference_shapes={"x": shape})
+    images = 4 if shape == (4, 3, 224, 224) else 1
+    for block, flops in ((8, 1.1e9), (16, 1.2e9)):
+        assert demand_of(model, block).rows == (
+            DemandRow(OperatorClass.CONV, flops, 1e7, images * 1e6),
+            DemandRow(OperatorClass.MATMUL, 1e9, 1e7, 1e6),
+        )
+    assert demand_of(model).rows[0] == DemandRow(OperatorClass.CONV, 1e9, 1e7, 1e6)
 
 
 def test_unsure_profiles_have_wider_intervals() -> None:

@@ -64,6 +64,34 @@ def test_kinds_of_convolutions(weights: str, groups: int, kind: str) -> None:
     assert profile(nodes).layout_copies == (groups == 1), "of the result"
 
 
+@pytest.mark.parametrize(
+    ("weights", "groups", "by_8", "by_16"),
+    [
+        ((24, 32, 3, 3), 1, 24 * 32, 32 * 32),
+        ((20, 20, 3, 3), 1, 24 * 24, 32 * 32),
+        # A convolution of few channels reads them as they are.
+        ((24, 12, 3, 3), 1, 24 * 16, 32 * 12),
+        ((64, 32, 1, 1), 1, 64 * 32, 64 * 32),
+        # Not in blocks.
+        ((20, 18, 3, 3), 1, 20 * 18, 20 * 18),
+        ((20, 10, 3, 3), 1, 20 * 10, 32 * 10),
+        ((20, 32, 3), 1, 20 * 32, 20 * 32),
+        ((32, 1, 3, 3), 32, 32, 32),
+    ],
+)
+def test_whole_blocks_of_channels_are_multiplied(weights: tuple[int, ...], groups: int, by_8: int, by_16: int) -> None:
+    made, each, *sides = weights
+    image = [2, each * groups, *(6 for _ in sides)]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], group=groups, pads=[side // 2 for side in sides] * 2)]
+    content = model(nodes, [tensor("x", image)], [tensor("y", None)], [weight("w", weights)]).SerializeToString()
+    found = profile_of(content, digest_of(content))
+    assert isinstance(found, ModelProfile), found
+    (kernel,) = found.kernels
+    shares = [1 + each / kernel.flops for each in kernel.padding_flops or (0.0, 0.0)]
+    assert shares == pytest.approx([by_8 / (made * each), by_16 / (made * each)])
+    assert found.costs[0].flops == kernel.flops, "zeros are no work of the model"
+
+
 def test_what_a_graph_inside_a_node_reads_is_not_fused() -> None:
     """The If reads what the convolution makes, so that Relu has to leave it as it is."""
     one, other = (

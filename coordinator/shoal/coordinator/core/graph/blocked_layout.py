@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from shoal.coordinator.core.graph.contents import domain_of, input_names
-from shoal.coordinator.core.graph.flops import VIEWS
+from shoal.coordinator.core.graph.flops import VIEWS, NodeSite
 from shoal.coordinator.core.graph.infer import attributes_of
 from shoal.coordinator.core.graph.run_memory import Made, Task, Tensor
 from shoal.coordinator.core.graph.values import UNKNOWN, Value
@@ -94,6 +94,22 @@ def tasks_of(steps: Sequence[Step], results: Iterable[str], inputs: Mapping[str,
     return _Lowering(steps, results, inputs).tasks()
 
 
+def padding_flops(site: NodeSite, flops: float, block: int) -> float:
+    """Of the zeros that fill up the last blocks of a convolution's channels, which its kernel multiplies as well: the
+    transformer rounds those that it makes and those that it reads up. flops: of the node. block: channels of one.
+    0 where the runtime keeps none."""
+    step = Step(site.node, site.inputs, site.outputs, 0, False)
+    if domain_of(step.node) or step.node.op_type != "Conv" or not _is_of_images(step):
+        return 0.0
+    if not _is_blocked_convolution(step) or _groups(step) > 1:
+        return 0.0  # blocks of groups are whole
+    made, each, *_ = step.inputs[1].shape or (0, 0)
+    if not made * each or (each >= block and each % _ALIGNMENT):
+        return 0.0
+    read = each if each < block else _whole_blocks(each, block)
+    return flops * (_whole_blocks(made, block) * read / (made * each) - 1)
+
+
 def open_axes_of(info: ValueInfoProto) -> OpenAxes:
     found = info.type.tensor_type.shape.dim
     names = [(number, each.dim_param) for number, each in enumerate(found) if not each.HasField("dim_value")]
@@ -104,6 +120,18 @@ def open_axes_of(info: ValueInfoProto) -> OpenAxes:
 
 def _is_image(value: Value) -> bool:
     return value.dtype == TensorProto.FLOAT and value.shape is not None and len(value.shape) == 4
+
+
+def _is_of_images(step: Step) -> bool:
+    """Whether the node makes images of images."""
+    if not (step.inputs and step.outputs and step.node.output[0]):
+        return False
+    return _is_image(step.inputs[0]) and _is_image(step.outputs[0])
+
+
+def _whole_blocks(channels: int, block: int) -> int:
+    """Channels with those that fill up the last block."""
+    return -(-channels // block) * block
 
 
 class _Lowering:
@@ -175,7 +203,7 @@ class _Lowering:
         if not is_blocked:
             return Made(Tensor(name), value.nbytes or 0, value.shape if is_known else None)
         batch, channels, *sides = value.shape or (0, 0)
-        shape = (batch, -(-channels // _BLOCK) * _BLOCK, *sides)
+        shape = (batch, _whole_blocks(channels, _BLOCK), *sides)
         return Made(Tensor(name, True), 4 * math.prod(shape), shape if is_known else None)
 
     def _rename(self, kernel: _Kernel, before: str, step: Step) -> None:
@@ -221,9 +249,7 @@ class _Lowering:
     def _is_blocked(self, step: Step) -> bool:
         """Whether the runtime replaces the node by a kernel that makes its output in blocks."""
         node, name = step.node, step.node.op_type
-        if not (step.inputs and step.outputs and _is_image(step.outputs[0]) and _is_image(step.inputs[0])):
-            return False
-        if not node.output[0]:
+        if not _is_of_images(step):
             return False
         shape = step.inputs[0].shape or (0, 0)
         all_blocked = all(each in self._blocked for each in node.input)

@@ -102,7 +102,7 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
         definitions=_definitions(model),
         operands=operands(model.graph, inputs),
         kernels=tuple(
-            KernelCost(kind, cost.launches, cost.flops, cost.bytes, cost.weight_bytes)
+            KernelCost(kind, cost.launches, cost.flops, cost.bytes, cost.weight_bytes, _known(cost.padding_flops))
             for (kind, _), cost in sorted(ran.tally.kernels.items())
         ),
         largest_weight_bytes=Bytes(max((each.bytes for each in each_weight), default=0)),
@@ -119,6 +119,11 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules, shapes: Sh
         inner_packed_bytes=Bytes(_inner_packed_bytes(model)),
         folded_bytes=Bytes(ran.tally.folded_bytes),
     )
+
+
+def _known(figures: tuple[float, ...]) -> tuple[float, ...]:
+    """Empty where all are 0."""
+    return figures if any(figures) else ()
 
 
 def _run_best_scheme(

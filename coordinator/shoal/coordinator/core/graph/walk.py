@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from shoal.coordinator.core.graph.blocked_layout import Step, open_axes_of, tasks_of
+from shoal.coordinator.core.graph.blocked_layout import Step, open_axes_of, padding_flops, tasks_of
 from shoal.coordinator.core.graph.contents import (
     FunctionKey,
     domain_of,
@@ -22,6 +22,7 @@ from shoal.coordinator.core.graph.infer import attributes_of, infer
 from shoal.coordinator.core.graph.kernels import absorbed_nodes, convolution_bytes, intensity_of, kind_of, weight_bytes
 from shoal.coordinator.core.graph.run_memory import NOTHING, RunBytes, Tensor, run_bytes
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, value_from_tensor, value_from_type
+from shoal.types.profile import CHANNEL_BLOCKS
 
 TensorScope = MutableMapping[str, Value]
 
@@ -40,18 +41,26 @@ class Cost:
 
 @dataclass(slots=True)
 class KernelSum:
-    """Sum of kernels of one kind that are about equally intense; fields as those of `KernelCost`."""
+    """Sum of kernels of one kind that are about equally intense, as `KernelCost` has it."""
 
+    # How often one is started.
     launches: float = 0.0
+    # A multiply-add counts as 2.
     flops: float = 0.0
+    # Read and written.
     bytes: float = 0.0
+    # Of constants.
     weight_bytes: float = 0.0
+    # Of zeros, by block of `CHANNEL_BLOCKS`; also where all are 0.
+    padding_flops: tuple[float, ...] = (0.0,) * len(CHANNEL_BLOCKS)
 
     def add(self, other: "KernelSum", times: float = 1.0) -> None:
         self.launches += other.launches * times
         self.flops += other.flops * times
         self.bytes += other.bytes * times
         self.weight_bytes += other.weight_bytes * times
+        both = zip(self.padding_flops, other.padding_flops, strict=True)
+        self.padding_flops = tuple(mine + times * its for mine, its in both)
 
 
 @dataclass(slots=True)
@@ -86,7 +95,8 @@ class CostTally:
         if kind:
             weights = min(weight_bytes(site), traffic)
             found = self.kernels.setdefault((kind, intensity_of(flops, traffic)), KernelSum())
-            found.add(KernelSum(1.0, flops, traffic - weights, weights))
+            padding = tuple(padding_flops(site, flops, block) for block in CHANNEL_BLOCKS)
+            found.add(KernelSum(1.0, flops, traffic - weights, weights, padding))
         self.largest_convolution_bytes = max(self.largest_convolution_bytes, convolution_bytes(site))
 
     def add_copy(self, size: int) -> None:

@@ -29,7 +29,7 @@ from shoal.policies.cel import Expression
 from shoal.types.agreement import GUEST_TENANT
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.offer import Answer, Decline, Offer, Solicitation
-from shoal.types.profile import KERNEL_KINDS, RUN_BATCHES, ModelProfile
+from shoal.types.profile import CHANNEL_BLOCKS, KERNEL_KINDS, RUN_BATCHES, ModelProfile
 from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
 from shoal.types.workload import Intent, ModelRef, PartitionRule, TradeRule, Traffic, WorkloadKey
 
@@ -298,6 +298,7 @@ def _is_longer_than_ours(profile: ModelProfile) -> bool:
         len(profile.costs) > COSTS_MOST
         or len(profile.kernels) > KERNELS_MOST
         or len(profile.batch_run_bytes) > len(RUN_BATCHES)
+        or any(len(each.padding_flops) > len(CHANNEL_BLOCKS) for each in profile.kernels)
     )
 
 
@@ -310,3 +311,4 @@ def _figures(profile: ModelProfile) -> Iterable[float]:
         yield from (cost.nodes, cost.flops, cost.bytes)
     for kernel in profile.kernels:
         yield from (kernel.launches, kernel.flops, kernel.bytes, kernel.weight_bytes)
+        yield from kernel.padding_flops

@@ -733,7 +733,7 @@ class DeviceColumns:
         """The number of all devices that differ from this one in names, places and times alone."""
         alike = replace(device, name="", hardware="", memory_in="", power_in="")
         price = inputs.costs.get(Slot(state.name, device.name))
-        # What a model takes depends on the architecture (`works_on_blocks`).
+        # What a model takes depends on the architecture (`block_channels`).
         key = (repr(alike), state.node.arch, _without_names(receipt), state.node.labels.get(RTT_LABEL), price)
         runtime = receipt.runtime if receipt is not None else None
         known = self._class_ids.setdefault(key, [])

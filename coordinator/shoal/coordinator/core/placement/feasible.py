@@ -26,10 +26,10 @@ from shoal.coordinator.core.placement.signatures import missing_signature, signa
 from shoal.coordinator.core.prediction.demand import (
     CONV,
     ModelDemand,
+    block_channels,
     demand_of,
     open_axis,
     served_profile,
-    works_on_blocks,
 )
 from shoal.coordinator.core.prediction.load_law import LoadEstimate, load_needs
 from shoal.coordinator.core.prediction.model import Correction, Prediction
@@ -169,7 +169,7 @@ class Scope:
         """standing: number of replicas on each device that are not among the inputs."""
         self.inputs = inputs
         self._standing = standing or {}
-        self._demands = dict[tuple[str, int, _Shapes, bool], ModelDemand]()
+        self._demands = dict[tuple[str, int, _Shapes, int], ModelDemand]()
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
@@ -227,10 +227,10 @@ class Scope:
 
     def demand(self, profile: ModelProfile, state: NodeState, device: Device, precision: str) -> ModelDemand:
         """`demand_of(profile)` on the device, computed once for each model and its shapes."""
-        is_blocked = works_on_blocks(device, state.node.arch, precision)
-        key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items()), is_blocked
+        block = block_channels(device, state.node.arch, precision)
+        key = profile.digest, profile.weight_bytes, tuple(profile.reference_shapes.items()), block
         if key not in self._demands:
-            self._demands[key] = demand_of(profile, is_blocked=is_blocked)
+            self._demands[key] = demand_of(profile, block)
         return self._demands[key]
 
     def profile(self, model: ModelRef, intent: Intent) -> ModelProfile:

@@ -9,7 +9,7 @@ from typing import Final
 from shoal.coordinator.core.prediction.of_profiles import OfProfiles
 from shoal.types.assignment import Work
 from shoal.types.device import Device
-from shoal.types.profile import RUN_BATCHES, ModelProfile, OperatorCost
+from shoal.types.profile import CHANNEL_BLOCKS, RUN_BATCHES, KernelCost, ModelProfile, OperatorCost
 from shoal.types.units import Bytes
 
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -95,6 +95,7 @@ _X86_64: Final = frozenset({"x86_64", "x86-64", "amd64"})
 _PREPARED_SHARES: Final = {"int8": (8 / 32, 16 / 32), "fp16": (16 / 32, 16 / 32)}
 """By the precision that a node makes of a model in fp32: (its weights, its activations at most) in shares of the bytes
 that they were."""
+CONVOLUTIONS: Final = (OperatorClass.CONV, OperatorClass.POINTWISE, OperatorClass.GROUPED, OperatorClass.DEPTHWISE)
 _WITH_WEIGHTS: Final = (OperatorClass.MATMUL, OperatorClass.CONV)
 
 
@@ -108,7 +109,7 @@ class DemandRow:
     flops: float
     # Bytes moved that grow with the batch.
     bytes: float
-    # Bytes moved that do not grow with the batch: the weights.
+    # Bytes moved that do not grow with the batch: the weights, as often as a run reads them.
     weight_bytes: float
 
 
@@ -130,23 +131,26 @@ def class_of(operator: str) -> OperatorClass:
     return OperatorClass.COPY if operator in COPY else OperatorClass.ELEMENTWISE
 
 
-def works_on_blocks(device: Device, arch: str, precision: str) -> bool:
-    """Whether the runtime keeps tensors of convolutions in blocks of channels there, and copies between layouts: the
-    part that does (`blocked_layout`) is compiled for x86-64 alone. What a device emulates is another runtime's. arch:
-    as nodes say it."""
-    return device.provider == PROCESSOR and not device.emulated and arch.lower() in _X86_64 and precision == "fp32"
+def block_channels(device: Device, arch: str, precision: str) -> int:
+    """Of `CHANNEL_BLOCKS`, in which the runtime keeps tensors of convolutions there, and copies between layouts; 0: it
+    keeps none. The part that does (`blocked_layout`) is compiled for x86-64 alone. What a device emulates is another
+    runtime's. arch: as nodes say it."""
+    if device.provider != PROCESSOR or device.emulated or arch.lower() not in _X86_64 or precision != "fp32":
+        return 0
+    few, many = CHANNEL_BLOCKS
+    return many if "avx512f" in device.attributes.get("isa", "").split() else few
 
 
-def demand_of(profile: ModelProfile, *, is_blocked: bool = False) -> ModelDemand:
+def demand_of(profile: ModelProfile, block: int = 0) -> ModelDemand:
     """The kernels of the profile. Where it knows none, `profile.costs` by class, with the weights split over matrix
-    products and convolutions in proportion to their bytes. is_blocked: `works_on_blocks` of where it runs."""
-    return _demands(profile, is_blocked)
+    products and convolutions in proportion to their bytes. block: `block_channels` of where it runs."""
+    return _demands(profile, block)
 
 
-def _demand_of(profile: ModelProfile, is_blocked: bool) -> ModelDemand:
+def _demand_of(profile: ModelProfile, block: int) -> ModelDemand:
     if profile.kernels:
-        rows = [DemandRow(_kind(each.kind), each.flops, each.bytes, each.weight_bytes) for each in profile.kernels]
-        copies = profile.layout_copies if is_blocked else 0
+        rows = [_row(each, block, _images(profile)) for each in profile.kernels]
+        copies = profile.layout_copies if block else 0
         if copies:
             rows.append(DemandRow(OperatorClass.COPY, 0.0, profile.layout_bytes, 0.0))
         return ModelDemand(tuple(rows), sum(each.launches for each in profile.kernels) + copies)
@@ -164,6 +168,20 @@ def _demand_of(profile: ModelProfile, is_blocked: bool) -> ModelDemand:
         for weights in (share * moved[kind] if kind in _WITH_WEIGHTS else 0.0,)
     ]
     return ModelDemand(tuple(found), sum(cost.nodes for cost in profile.costs))
+
+
+def _row(kernel: KernelCost, block: int, images: int) -> DemandRow:
+    """block: channels that are kept together, or 0. Then whole blocks are multiplied, of one image after the other,
+    and each image reads all weights of a convolution (ONNX Runtime, core/mlas/lib/snchwc.cpp)."""
+    kind, weight_bytes = _kind(kernel.kind), kernel.weight_bytes
+    padding = dict(zip(CHANNEL_BLOCKS, kernel.padding_flops, strict=False)).get(block, 0.0)
+    times = images if block and kind in CONVOLUTIONS else 1
+    return DemandRow(kind, kernel.flops + padding, kernel.bytes, times * weight_bytes)
+
+
+def _images(profile: ModelProfile) -> int:
+    """That a run computes at the reference shapes: the first axis of inputs of four."""
+    return max([1, *(shape[0] for shape in profile.reference_shapes.values() if len(shape) == 4)])
 
 
 _demands = OfProfiles(_demand_of)
@@ -216,7 +234,15 @@ def at_shapes(profile: ModelProfile, shapes: Mapping[str, tuple[int, ...]]) -> M
         profile,
         reference_shapes=known,
         costs=tuple(scale(cost) for cost in profile.costs),
-        kernels=tuple(replace(each, flops=each.flops * ratio, bytes=each.bytes * ratio) for each in profile.kernels),
+        kernels=tuple(
+            replace(
+                each,
+                flops=each.flops * ratio,
+                bytes=each.bytes * ratio,
+                padding_flops=tuple(padding * ratio for padding in each.padding_flops),
+            )
+            for each in profile.kernels
+        ),
         layout_bytes=Bytes(int(profile.layout_bytes * ratio)),
         activation_bytes=Bytes(int(profile.activation_bytes * ratio)),
         run_bytes=Bytes(int(profile.memory_of_run(ratio)) if profile.run_bytes else 0),

@@ -8,13 +8,12 @@ Execution-Cache-Memory model, ICS 2015, section 2, for all levels of memory at o
 
 import math
 
-from shoal.coordinator.core.prediction.demand import ModelDemand, OperatorClass
+from shoal.coordinator.core.prediction.demand import CONVOLUTIONS, ModelDemand, OperatorClass
 from shoal.types.device import Device
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Rates
 
 _PRODUCTS = (OperatorClass.MATMUL, OperatorClass.VECTOR, OperatorClass.ATTENTION, OperatorClass.RECURRENT)
-_CONVOLUTIONS = (OperatorClass.CONV, OperatorClass.POINTWISE, OperatorClass.GROUPED, OperatorClass.DEPTHWISE)
 _COPIES = (OperatorClass.COPY, OperatorClass.GATHER)
 
 
@@ -54,7 +53,7 @@ def _flops(kind: OperatorClass, rates: Rates, precision: str) -> float:
     matmul, conv = rates.matmul_flops.get(precision, math.nan), rates.conv_flops.get(precision, math.nan)
     if kind in _PRODUCTS:
         return conv if math.isnan(matmul) else matmul
-    if kind in _CONVOLUTIONS:
+    if kind in CONVOLUTIONS:
         return matmul if math.isnan(conv) else conv
     return math.inf
 

@@ -10,7 +10,7 @@ from immutables import Map
 
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Trial
-from shoal.coordinator.core.prediction.demand import demand_of, served_profile, works_on_blocks
+from shoal.coordinator.core.prediction.demand import block_channels, demand_of, served_profile
 from shoal.coordinator.core.prediction.load_law import load_needs
 from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, residual_of, with_repeat, with_service
 from shoal.coordinator.core.workloads.model import RegionState
@@ -169,8 +169,8 @@ def _residual(
     shapes = intent.shapes if intent is not None else {}
     profile = served_profile(profile, shapes, one.precision if one.preparation is not None else "")
     precision = one.precision or profile.precision
-    is_blocked = works_on_blocks(device, state.node.arch, precision)
-    demand, needs = demand_of(profile, is_blocked=is_blocked), load_needs(profile)
+    demand = demand_of(profile, block_channels(device, state.node.arch, precision))
+    needs = load_needs(profile)
     return residual_of(
         *(one.variant, device, receipt.rates, precision, demand, observed.measured, needs, profile.version),
         provider_bytes=receipt.provider_bytes,
