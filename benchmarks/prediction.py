@@ -6,7 +6,8 @@ a knows the case's own first warm-up and predicts those of later rounds. Tier b 
 warm-ups of all other model families. Memory and load time are those of tier b. `--busy` keeps every core busy.
 The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
 the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are. Loads are judged by
-the clock and, since other programs make them wait, by processor time (cpu).
+the clock and, since other programs make them wait, by processor time (cpu). On a machine that is never idle,
+`--fastest` judges tier b by the fastest warm-up of each case; tier a then predicts what it knows.
 
 `--moves`: in a region of three agents on this machine, models move between two nodes, and to a third one that their
 policy forbids. Before each move can-move is asked. Compared are the verdict with what came of the move, and the seconds
@@ -40,7 +41,7 @@ from pathlib import Path
 from _machine import machine_line
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from _prediction.live import CaseChoice, LiveErrors, LiveMeasured, again, live_errors, measure_all
+from _prediction.live import CaseChoice, LiveErrors, LiveMeasured, again, fastest_alone, live_errors, measure_all
 from _prediction.live import summary as live_summary
 from _prediction.live_models import MODELS
 from _prediction.moves import MoveTrial, move_trials
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="*", default=[], help="names of devices, such as gpu0, for the processor")
     parser.add_argument("--raw", type=Path, help="write what was measured to this file")
     parser.add_argument("--from", dest="measured", type=Path, help="judge what such a file says, and measure nothing")
+    parser.add_argument("--fastest", action="store_true", help="of each live case's warm-ups take the fastest alone")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
     parser.add_argument("--device", type=Path, help="CSV of a device that is in no table")
     parser.add_argument("--runtimes", nargs="*", default=["onnx"], help="of AI Hub (none: all)")
@@ -88,7 +90,8 @@ def main() -> None:
 
 
 def _live(options: argparse.Namespace) -> None:
-    receipts, measured = again(options.measured) if options.measured else _measure(options)
+    found = again(options.measured) if options.measured else _measure(options)
+    receipts, measured = fastest_alone(found) if options.fastest else found
     errors = live_errors(receipts, measured)
     loads = f"{'MB':>6} {'b':>6} {'load':>7} {'b':>6} {'cpu':>7} {'b':>6}"
     print(f"{'case':34} {'ms':>9} {'a':>6} {'b':>6} {'b interval':>13} {loads}  basis")

@@ -94,6 +94,14 @@ def test_the_last_line(parts: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
+def test_the_fastest_warm_up_stands_for_a_machine_that_does_nothing_else(parts: dict[str, Any]) -> None:
+    live, box = parts["live"], device()
+    (case,) = live.CaseChoice((1,), (1,)).of([live_model(parts, "a", "f")], [box])
+    seen = [warm_up(each) for each in (2.0, 1.0, 4.0)]
+    found = live.fastest_alone(live.LiveMeasured({}, {case.name: (case, seen)}))
+    assert found == live.LiveMeasured({}, {case.name: (case, [warm_up(1.0)])})
+
+
 def test_what_was_measured_is_judged_again_with_profiles_as_they_are_computed_now(
     parts: dict[str, Any], tmp_path: Path
 ) -> None:
