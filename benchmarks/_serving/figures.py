@@ -195,16 +195,16 @@ def _floor(key: str) -> Key:
     least_s, most_s = FLOOR_RANGES[key]
     takes = f"{least_s * 1e3:g} ms or more" if math.isinf(most_s) else f"{least_s * 1e3:g} to {most_s * 1e3:g} ms"
 
-    def chosen(figures: Figures) -> FloorModel:
+    def floor_model(figures: Figures) -> FloorModel:
         if (floor := choose_floors(figures.candidates).get(key)) is None:
             raise MissingFigure(f"no candidate takes {takes} here: {candidates_line(figures.candidates)}")
         return floor
 
     def measure(figures: Figures) -> float:
-        return _rate(chosen(figures).case, FRONT, FLOOR)(figures)
+        return _rate(floor_model(figures).case, FRONT, FLOOR)(figures)
 
     def name(figures: Figures) -> str:
-        floor = chosen(figures)
+        floor = floor_model(figures)
         return f"{floor.case.model}, {significant(floor.seconds * 1e3):g} ms"
 
     what = f"requests/s on two cores to ONNX Runtime's in process, of a model that takes {takes} there"

@@ -41,7 +41,7 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # All of OpenSSL's are sound, and the client knows which one its processor is quick at: gRPC's clients ask for
-        # AES with 128 bits first, and OpenSSL for 256 (decision 0048).
+        # AES with 128 bits first, and OpenSSL for 256 (decision 0045).
         context.options &= ~ssl.Options.OP_CIPHER_SERVER_PREFERENCE
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         context.set_alpn_protocols(list(self._alpn))
