@@ -53,7 +53,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "driver_started": "A device driver runs in a process of its own, and has found devices.",
     "drain_incomplete": "The agent stops, although requests still run.",
     "election_lost": "Another coordinator was elected before this one could begin its term.",
-    "event_loop_stuck": "The coordinator's event loop hangs. The process ends; the stacks of its threads follow.",
+    "event_loop_stuck": "The coordinator's event loop or its step hangs. The process ends; its threads' stacks follow.",
     "expulsion_write_failed": "The node's expulsion was not saved. The coordinator repeats it at each hello.",
     "follower_start_failed": "A coordinator that does not lead cannot serve as a follower yet. It tries again.",
     "follower_started": "This coordinator follows `leader`, and redirects calls to it.",

@@ -349,7 +349,8 @@ _DEVICE: Final = {
         "The process that takes requests did not answer its supervisor.", "Nothing: it is ended and started again."
     ),
     Code.COORDINATOR_STUCK: CodeHelp(
-        "The coordinator's event loop stood still for longer than its watchdog allows, so that it ended itself.",
+        "The coordinator's event loop stood still, or a step of its region did not end, for longer than its watchdog "
+        "allows, so that it ended itself.",
         "Its service manager starts it again; report the stack in its log.",
     ),
     Code.PACE_MISSED: CodeHelp(

@@ -287,7 +287,10 @@ def load_json(text: bytes) -> Mapping[str, Any]:
     except RecursionError as error:
         raise invalid("JSON nested too deeply", "no deeper than the tensors") from error
     except ValueError as error:
-        raise invalid(f"a body that is no JSON: {error}"[:200], "an object") from error
+        # Not where: `data` of tensors is no longer in this text.
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        wanted = "an object, with `data` of each tensor one list, flat or nested as its shape"
+        raise invalid(f"a body that is no JSON: {reason}"[:200], wanted) from error
     if not isinstance(document, dict):
         raise invalid("JSON that is no object", "an object")
     return document

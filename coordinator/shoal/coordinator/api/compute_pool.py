@@ -56,7 +56,7 @@ class ComputePool:
         found.request_count += 1
         try:
             async with found.lock:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, _without_stop, work)
         finally:
             found.request_count -= 1
             if not found.request_count:
@@ -65,3 +65,11 @@ class ComputePool:
     def stop(self) -> None:
         """Does not wait; results of running computations are discarded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _without_stop(work: Callable[[], T]) -> T:
+    """A future takes no StopIteration: who waits for it would never be told."""
+    try:
+        return work()
+    except StopIteration as cause:
+        raise RuntimeError("a computation raised StopIteration") from cause

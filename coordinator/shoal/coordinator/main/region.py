@@ -62,6 +62,7 @@ from shoal.coordinator.main.serving import (
     server_for_members,
     server_for_strangers,
 )
+from shoal.coordinator.main.watchdog import StepLimit
 from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
@@ -191,7 +192,7 @@ async def _lead(
         restore_reason=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
         compute=partial(pool.run, "the queue of moves"),
-        decide=partial(steps.run, "the region's step", limited=False),
+        decide=StepLimit(partial(steps.run, "the region's step", limited=False)),
         thread_time=time.thread_time,
         proofs=SignedProofs(config.region, authority, identity.current),
         exporter=traces,

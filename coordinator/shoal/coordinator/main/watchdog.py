@@ -12,12 +12,13 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from shoal.coordinator.controllers.runner import Compute
 from shoal.host.watchdog import Watchdog
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Seconds
@@ -26,10 +27,15 @@ LIMIT_S: Final = Seconds(10.0)
 """Seconds of silence of the loop after which the process ends. One request costs the loop at most 0.5 s (A55). Its
 longest known step, reading 1,000 documents again at an apply, takes 0.8 s and grows with their number."""
 TICK_S: Final = Seconds(0.5)
+STEP_LIMIT_S: Final = Seconds(600.0)
+"""Seconds that a step may decide, beside the loop, after which the process ends. One about everything takes about a
+millisecond of a core for each workload (`shoal bench placement --scale`): 30 s for 15,000 nodes with two each."""
 LOG_WITHIN_S: Final = 2.0
 """Seconds for the last log line, because the loop may hang while it holds a lock that logging needs."""
 END_SIGNAL: Final = signal.SIGPROF
 """Ends the process with the signal's number as its status: 27. The kernel sends it when `ITIMER_PROF` runs out."""
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +73,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, held_s: float, over: th
         else:
             silent = silent.on_tick(loop.time(), starved_s - before_s)
             if silent.is_expired:
-                _end(silent.silent_s)
+                _end(f"an event loop that is silent for {silent.silent_s:.1f}s", "one that runs")
     signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
@@ -88,13 +94,37 @@ def _prepare_end() -> None:
     faulthandler.register(END_SIGNAL, all_threads=True, chain=True)
 
 
-def _end(silent_s: Seconds) -> None:
+class StepLimit:
+    """Where steps decide beside the loop: one that does not end within `STEP_LIMIT_S` ends the process. The loop runs
+    meanwhile, and the coordinator would lead without ever deciding again."""
+
+    def __init__(
+        self, compute: Compute, end: Callable[[str, str], None] | None = None, tick_s: Seconds = TICK_S
+    ) -> None:
+        """end: what ends the process, given what was found and what was wanted."""
+        self._compute = compute
+        self._end = end or _end
+        self._tick_s = tick_s
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            return await self._compute(work)
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        for _ in range(round(STEP_LIMIT_S / TICK_S)):
+            await asyncio.sleep(self._tick_s)  # time in which the process was stopped counts as one of these
+        self._end(f"a step of the region that decides for {STEP_LIMIT_S:.0f}s", "one that ends")
+
+
+def _end(found: str, wanted: str) -> None:
     faulthandler.dump_traceback_later(LOG_WITHIN_S, exit=True)
-    found = f"an event loop that is silent for {silent_s:.1f}s"
     remedy = "whoever started this process starts it again; report this with the stacks that follow in its log"
     _log.error(
         "event_loop_stuck",
         code=Code.COORDINATOR_STUCK,
-        error=str(Refusal(Code.COORDINATOR_STUCK, found, "one that runs", remedy)),
+        error=str(Refusal(Code.COORDINATOR_STUCK, found, wanted, remedy)),
     )
     signal.raise_signal(END_SIGNAL)

@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 import pytest
 
 from harness.fakes.region import FakeAgent, RegionFixture, run_heartbeat
+from harness.wait import until
 from shoal.coordinator.api.compute_pool import ComputePool
 from shoal.coordinator.controllers.log.events import EVENTS, MADE_AT_ONCE, EventLog, LogEvent
+from shoal.coordinator.controllers.runner import inline
 from shoal.coordinator.controllers.workloads import sender
+from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration import advance
 from shoal.coordinator.core.workloads import decide as decide_module
+from shoal.coordinator.core.workloads.kept import KeptDecisions
+from shoal.coordinator.main.watchdog import StepLimit
 from shoal.coordinator.ports import Transaction
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds
@@ -131,6 +136,96 @@ async def test_a_plan_waits_for_the_decision_and_not_for_its_commit(
     assert not step.done()
     stored.set()
     await step
+
+
+async def test_silence_is_judged_while_a_step_decides(
+    world: RegionFixture, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause between two looks at the fleet counts as one of the coordinator's own, in which it heard nothing."""
+    await stands(world)
+    await apply(world, "second")
+    tick = world.region.fleet.tick
+
+    async def tick_each_second() -> None:
+        await tick()
+        world.clock.advance(1.0)
+
+    monkeypatch.setattr(world.region.fleet, "tick", tick_each_second)
+    step = await begin_step(world, gate)
+    await until(lambda: world.region.fleet.fleet.nodes["edge-1"].liveness is Liveness.LOST, 60.0, "the node to be lost")
+    assert not step.done()
+    gate.go.set()
+    await step
+
+
+async def test_a_step_that_cannot_be_settled_is_adopted_all_the_same(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored. The next step decides about everything, and writes nothing twice."""
+    await stands(world)
+    await apply(world, "second")
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptDecisions, "adopt", fail)
+        await world.step()
+    assert placed_names(world) == {"first", "second"}
+    revision = world.region.workloads.desired["edge-1"].version
+    await world.step()
+    assert world.region.workloads.desired["edge-1"].version == revision
+
+
+async def test_the_newest_events_are_told_while_and_after_many_are_refused(
+    world: RegionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(world.store, world.clock, kept=10_000, audit_kept=100)
+    await log.start()
+    for number in range(20):
+        await log.write(LogEvent("TOLD", f"{number}", ""))
+    told = list[int]()
+
+    async def pause(_: Seconds) -> None:
+        told.append(len(await log.events_after(0, 20)))
+
+    async def refuse_all(_: Transaction) -> int:
+        raise refuse(Code.STORE_FULL, "a full store", "room", "make some")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.clock, "sleep", pause)
+        patched.setattr(world.store, "commit", refuse_all)
+        with pytest.raises(ShoalError):
+            await log.write(*(LogEvent("MADE", f"{number}", "") for number in range(4 * MADE_AT_ONCE)))
+    assert told == [20, 20, 20]
+    await log.write(LogEvent("TOLD", "20", ""))
+    assert [each.subject for each in await log.events_after(0, 20)] == [*map(str, range(1, 21))]
+
+
+async def test_what_a_computation_stops_by_reaches_the_caller() -> None:
+    """A future takes no StopIteration: its caller would wait for ever."""
+    pool = ComputePool(threads=1)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(pool.run("steps", lambda: next(iter(())), limited=False), 30)
+    pool.stop()
+
+
+async def test_a_step_that_does_not_end_ends_the_process() -> None:
+    told, stuck = list[str](), asyncio.Event()
+
+    async def never(work: Callable[[], T], /) -> T:
+        await stuck.wait()
+        return work()
+
+    def end(found: str, _: str) -> None:
+        told.append(found)
+        stuck.set()
+
+    assert await asyncio.wait_for(StepLimit(never, end, Seconds(0.0))(lambda: 1), 60) == 1
+    assert told == ["a step of the region that decides for 600s"]
+    assert await StepLimit(inline, end, Seconds(0.0))(lambda: 2) == 2
+    await others_turn()
+    assert len(told) == 1
 
 
 async def test_the_process_has_a_thread_where_steps_decide_one_at_a_time(

@@ -145,6 +145,8 @@ class EventLog:
         self._kept = kept
         self._audit_kept = audit_kept
         self._next = 1
+        self._stored_before = 1
+        """Above the newest number that is known to be stored: `_next` counts those that are being made, too."""
         self._numbers: dict[str, deque[int]] = {}
         """Numbers of the kept entries, oldest first, by the node that caused them; the empty name has all others."""
         self._audit_next = 1
@@ -293,15 +295,17 @@ class EventLog:
         self, puts: Mapping[str, bytes], deletes: tuple[str, ...], expect: Mapping[str, int], entries: EventWrites
     ) -> int:
         try:
-            return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect))
+            found = await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect))
         except BaseException:
             self._take_back(entries)
             raise
+        self._stored_before = max(self._stored_before, entries.first + len(entries.puts))
+        return found
 
     async def _find_number(self) -> None:
         for record in await self._store.scan(EVENTS, after=_key(EVENTS, self._next - 1)):
             sequence = int(record.key.removeprefix(EVENTS))
-            self._next = sequence + 1
+            self._next = self._stored_before = sequence + 1
             self._numbers.setdefault(_cause_of(record), deque()).append(sequence)
 
     async def _commit(self, transaction: Transaction) -> int:
@@ -370,8 +374,13 @@ class EventLog:
 
     async def event_iterator(self, after: int, limit: int) -> Iterator[LogEvent]:
         """As `events_after`, but each event is parsed when it is taken: thousands at once would hold the loop."""
-        found = await self._store.scan(EVENTS, after=_key(EVENTS, max(after, self._next - 1 - limit)))
-        return (codec.load(LogEvent, record.value) for record in found)
+        back = limit
+        while True:
+            start = max(after, self._stored_before - 1 - back)
+            found = await self._store.scan(EVENTS, after=_key(EVENTS, start))
+            if len(found) >= limit or start <= after:
+                return (codec.load(LogEvent, record.value) for record in found[max(0, len(found) - limit) :])
+            back *= 4  # refused transactions left gaps
 
     async def follow(self, after: int) -> AsyncIterator[LogEvent]:
         """Past events from `after` on, then new ones as they are committed. A reader too slow for the watch lists

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -73,6 +73,8 @@ IDLE_FACTOR: Final = 3
 """After a step that took t, wait min(3t, tick_s). In a reconnect storm every hello requests a step; this caps stepping
 at a quarter of the processor. While applied workloads wait for a step to take them up, the next one begins at once:
 steps decide beside the loop, so that links have their turns anyway."""
+
+T = TypeVar("T")
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -160,6 +162,7 @@ class RegionalCoordinator:
         """Of all times that this region's controllers hold and store."""
         self._meter = meter
         self._thread_time = thread_time
+        self._decide_beside = decide
         self._dirty = asyncio.Event()
         self._stopping = False
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
@@ -192,7 +195,7 @@ class RegionalCoordinator:
             signals=self.signals.current,
             proofs=proofs,
             on_migration_end=lambda migration: self.traces.on_end(migration),
-            decide=decide,
+            decide=inline if decide is inline else self._decide,
         )
         self.documents = DocumentsController(context, self.workloads, self.signals.current)
         self.placement = PlacementQueries(self.workloads, clock)
@@ -401,6 +404,17 @@ class RegionalCoordinator:
             self._meter.count(metrics.STEPS_FAILED)
             self._dirty.set()
             await self.clock.sleep(RETRY_S)
+
+    async def _decide(self, work: Callable[[], T]) -> T:
+        """Runs what a step decides beside the loop. Meanwhile heartbeats are heard, so silence is judged, too: a pause
+        between two ticks is taken for one in which nothing was heard."""
+        deciding = asyncio.ensure_future(self._decide_beside(work))
+        try:
+            while not (await asyncio.wait({deciding}, timeout=self.config.tick_s))[0]:
+                await self.fleet.tick()
+        finally:
+            await asyncio.wait({deciding})
+        return deciding.result()
 
     async def _export_traces(self) -> None:
         try:

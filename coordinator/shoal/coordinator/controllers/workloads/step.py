@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import structlog
+
 from shoal.coordinator import codec, metrics
 from shoal.coordinator.controllers.documents.publishers import verify_bundle
 from shoal.coordinator.controllers.fleet.controller import FleetController
@@ -75,6 +77,8 @@ from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
 T = TypeVar("T")
+
+log: Final = structlog.get_logger("shoal.coordinator")
 
 FORGOTTEN_IDS: Final = 1_000_000
 """Ids skipped when a history begins: the restored store may lack assignments that were created with them."""
@@ -459,7 +463,11 @@ class WorkloadsController:
             self._records.adopt((*completed, *changed), left)
 
         def settle() -> None:
-            self._kept.adopt(world, migration_effects(world, self.migrations.all, now), decision, now)
+            try:
+                self._kept.adopt(world, migration_effects(world, self.migrations.all, now), decision, now)
+            except Exception:  # the step is stored: memory follows it, and the next one decides about everything
+                log.exception("task_failed", task="settle")
+                self._kept.forget()
 
         return Transition(None, writes, adopt, settle)
 
