@@ -165,6 +165,17 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ('shoal region set carbon "410 gCO2/kWh"', "whatever the Region document says"),
         ("shoal region set carbon --clear", "the document counts again"),
     ),
+    "region measurements": (
+        ("shoal region measurements export eu.json", "in one region"),
+        ("shoal region measurements import eu.json", "in another"),
+    ),
+    "region measurements export": (("shoal region measurements export eu.json", ""),),
+    "region measurements import": (
+        ("shoal region measurements import eu.json --dry-run", "what of it would count"),
+        ("shoal region measurements import eu.json", ""),
+    ),
+    "region measurements ls": (("shoal region measurements ls", ""),),
+    "region measurements rm": (("shoal region measurements rm home", ""),),
     "federation": (("shoal federation regions", "who is there"), ("shoal federation bids", "who offered what")),
     "federation join": (("SHOAL_TOKEN=.. shoal federation join --federation fed.example:7444", ""),),
     "federation leave": (("shoal federation leave --within 5m", "in good order"),),

@@ -72,7 +72,7 @@ GROUPS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb("token", "let devices, operators and clients in"),
         Verb("node", "label, measure, release or revoke a node"),
         Verb("ca", "the region's certificate authority"),
-        Verb("region", "price and carbon by hand"),
+        Verb("region", "price and carbon by hand, other regions' measurements"),
         Verb("federation", "other regions: members, bids, agreements, ledger"),
         Verb("upgrade", "a new version in waves, halted by its guards"),
         Verb("backup", "the region's state in one file"),

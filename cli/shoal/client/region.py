@@ -38,6 +38,8 @@ READ_ONLY_METHODS: Final = frozenset(
         "Doctor",
         "GetAuthority",
         "GetFederation",
+        "ExportMeasurements",
+        "ListMeasurements",
         "OpenDashboard",
         "List",
         "Trace",
@@ -365,6 +367,22 @@ class RegionClient:
         """Set `price` or `carbon` by hand, with its unit; an empty value clears it."""
         request = operator_pb2.SetSignalRequest(name=name, value=value)
         return self._call("SetSignal", request).signal  # type: ignore[no-any-return]
+
+    def export_measurements(self) -> bytes:
+        """The document that other regions import."""
+        return self._call("ExportMeasurements", operator_pb2.ExportMeasurementsRequest()).document  # type: ignore[no-any-return]
+
+    def import_measurements(self, document: bytes, *, dry_run: bool = False) -> operator_pb2.ImportMeasurementsReply:
+        """Keep what another region exported. dry_run: only report what of it would count."""
+        request = operator_pb2.ImportMeasurementsRequest(document=document, dry_run=dry_run)
+        return self._call("ImportMeasurements", request)  # type: ignore[no-any-return]
+
+    def imported_measurements(self) -> tuple[operator_pb2.ImportedMeasurementsView, ...]:
+        return tuple(self._call("ListMeasurements", operator_pb2.ListMeasurementsRequest()).imported)
+
+    def remove_measurements(self, region: str) -> None:
+        """Forget what was imported of a region."""
+        self._call("RemoveMeasurements", operator_pb2.RemoveMeasurementsRequest(region=region))
 
     def join_federation(self, address: str, token: str) -> operator_pb2.FederationView:
         """address: where the federation redeems tokens."""

@@ -489,7 +489,8 @@ _LINKS: Final = {
         "Make the broker's configuration again: `shoal-coordinator broker-config`.",
     ),
     Code.TELEMETRY_ABSURD: CodeHelp(
-        "A node reports a reading that no device can have.", "Look at the node's sensors and agent."
+        "A node reports a reading that no device can have, or another region a measurement of such.",
+        "Look at the node's sensors and agent, or ask that region.",
     ),
     Code.RECEIPT_ABSURD: CodeHelp(
         "A node reports a measurement that no device can have.", "Nothing: it is measured again."

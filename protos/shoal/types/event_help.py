@@ -64,6 +64,8 @@ _DOCUMENTS: Final = {
     "DELETED": "A document was deleted.",
     "MODEL_KEPT": "A model was pushed and accepted.",
     "MODEL_REMOVED": "A model was removed.",
+    "MEASUREMENTS_IMPORTED": "An operator imported what another region's warm-ups measured.",
+    "MEASUREMENTS_REMOVED": "An operator had the region forget what another region's warm-ups measured.",
     "MODEL_CLEARED": "An operator cleared what was held against a model.",
     "ROLLBACK_ALLOWED": "An operator allowed an older version of a signed model.",
     "SAMPLES_KEPT": "Samples of a model were pushed and accepted.",

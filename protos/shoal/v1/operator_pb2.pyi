@@ -3386,6 +3386,203 @@ class SetSignalReply(_message.Message):
 Global___SetSignalReply: _TypeAlias = SetSignalReply  # noqa: Y015
 
 @_typing.final
+class ExportMeasurementsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportMeasurementsRequest: _TypeAlias = ExportMeasurementsRequest  # noqa: Y015
+
+@_typing.final
+class ExportMeasurementsReply(_message.Message):
+    """document: JSON, kind Measurements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportMeasurementsReply: _TypeAlias = ExportMeasurementsReply  # noqa: Y015
+
+@_typing.final
+class ImportMeasurementsRequest(_message.Message):
+    """dry_run: only reports what it would do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        document: _builtins.bytes = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "dry_run", b"dry_run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportMeasurementsRequest: _TypeAlias = ImportMeasurementsRequest  # noqa: Y015
+
+@_typing.final
+class ImportedMeasurementsView(_message.Message):
+    """Measurements of another region. imported_at, actor: when and by whom; of a dry run 0 and empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    EXPORTED_AT_FIELD_NUMBER: _builtins.int
+    IMPORTED_AT_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    DEVICE_CLASSES_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    exported_at: _builtins.float
+    imported_at: _builtins.float
+    actor: _builtins.str
+    rows: _builtins.int
+    """One for each model and device class."""
+    models: _builtins.int
+    device_classes: _builtins.int
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        exported_at: _builtins.float = ...,
+        imported_at: _builtins.float = ...,
+        actor: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        models: _builtins.int = ...,
+        device_classes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "device_classes", b"device_classes", "exported_at", b"exported_at", "imported_at", b"imported_at", "models", b"models", "region", b"region", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportedMeasurementsView: _TypeAlias = ImportedMeasurementsView  # noqa: Y015
+
+@_typing.final
+class ImportMeasurementsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMPORTED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """Rows of the document that are not believed, and why the first of them are not."""
+    @_builtins.property
+    def imported(self) -> Global___ImportedMeasurementsView: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Refusal]: ...
+    def __init__(
+        self,
+        *,
+        imported: Global___ImportedMeasurementsView | None = ...,
+        left_out: _builtins.int = ...,
+        reasons: _abc.Iterable[_nouns_pb2.Refusal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["imported", b"imported"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["imported", b"imported", "left_out", b"left_out", "reasons", b"reasons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportMeasurementsReply: _TypeAlias = ImportMeasurementsReply  # noqa: Y015
+
+@_typing.final
+class ListMeasurementsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMeasurementsRequest: _TypeAlias = ListMeasurementsRequest  # noqa: Y015
+
+@_typing.final
+class ListMeasurementsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMPORTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def imported(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImportedMeasurementsView]: ...
+    def __init__(
+        self,
+        *,
+        imported: _abc.Iterable[Global___ImportedMeasurementsView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["imported", b"imported"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMeasurementsReply: _TypeAlias = ListMeasurementsReply  # noqa: Y015
+
+@_typing.final
+class RemoveMeasurementsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMeasurementsRequest: _TypeAlias = RemoveMeasurementsRequest  # noqa: Y015
+
+@_typing.final
+class RemoveMeasurementsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMeasurementsReply: _TypeAlias = RemoveMeasurementsReply  # noqa: Y015
+
+@_typing.final
 class JoinFederationRequest(_message.Message):
     """address: HOST:PORT where the federation redeems tokens."""
 

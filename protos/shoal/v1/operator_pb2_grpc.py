@@ -159,6 +159,26 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
                 _registered_method=True)
+        self.ExportMeasurements = channel.unary_unary(
+                '/shoal.v1.Operator/ExportMeasurements',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.ExportMeasurementsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.ExportMeasurementsReply.FromString,
+                _registered_method=True)
+        self.ImportMeasurements = channel.unary_unary(
+                '/shoal.v1.Operator/ImportMeasurements',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.ImportMeasurementsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.ImportMeasurementsReply.FromString,
+                _registered_method=True)
+        self.ListMeasurements = channel.unary_unary(
+                '/shoal.v1.Operator/ListMeasurements',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.ListMeasurementsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.ListMeasurementsReply.FromString,
+                _registered_method=True)
+        self.RemoveMeasurements = channel.unary_unary(
+                '/shoal.v1.Operator/RemoveMeasurements',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsReply.FromString,
+                _registered_method=True)
         self.JoinFederation = channel.unary_unary(
                 '/shoal.v1.Operator/JoinFederation',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.JoinFederationRequest.SerializeToString,
@@ -371,6 +391,34 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportMeasurements(self, request, context):
+        """What the region learnt from its warm-ups, in aggregate: a document that other regions import.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportMeasurements(self, request, context):
+        """Predicts by what another region measured, too. It replaces what was imported of that region.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMeasurements(self, request, context):
+        """Of which regions measurements were imported.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveMeasurements(self, request, context):
+        """Forgets what was imported of a region.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def JoinFederation(self, request, context):
         """Redeems a federation's one-time token; the region is a member from then on, also after a restart.
         """
@@ -552,6 +600,26 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.SetSignal,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.SerializeToString,
+            ),
+            'ExportMeasurements': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportMeasurements,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.ExportMeasurementsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.ExportMeasurementsReply.SerializeToString,
+            ),
+            'ImportMeasurements': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportMeasurements,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.ImportMeasurementsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.ImportMeasurementsReply.SerializeToString,
+            ),
+            'ListMeasurements': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMeasurements,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.ListMeasurementsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.ListMeasurementsReply.SerializeToString,
+            ),
+            'RemoveMeasurements': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveMeasurements,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsReply.SerializeToString,
             ),
             'JoinFederation': grpc.unary_unary_rpc_method_handler(
                     servicer.JoinFederation,
@@ -1269,6 +1337,114 @@ class Operator:
             '/shoal.v1.Operator/SetSignal',
             shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportMeasurements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/ExportMeasurements',
+            shoal_dot_v1_dot_operator__pb2.ExportMeasurementsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.ExportMeasurementsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportMeasurements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/ImportMeasurements',
+            shoal_dot_v1_dot_operator__pb2.ImportMeasurementsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.ImportMeasurementsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMeasurements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/ListMeasurements',
+            shoal_dot_v1_dot_operator__pb2.ListMeasurementsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.ListMeasurementsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveMeasurements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/RemoveMeasurements',
+            shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.RemoveMeasurementsReply.FromString,
             options,
             channel_credentials,
             insecure,

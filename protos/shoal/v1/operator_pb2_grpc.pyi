@@ -74,6 +74,14 @@ class OperatorStub:
     RotateAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]
     SetSignal: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]
     """An operator's word for the region's price or carbon, until it is cleared."""
+    ExportMeasurements: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExportMeasurementsRequest, _operator_pb2.ExportMeasurementsReply]
+    """What the region learnt from its warm-ups, in aggregate: a document that other regions import."""
+    ImportMeasurements: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ImportMeasurementsRequest, _operator_pb2.ImportMeasurementsReply]
+    """Predicts by what another region measured, too. It replaces what was imported of that region."""
+    ListMeasurements: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListMeasurementsRequest, _operator_pb2.ListMeasurementsReply]
+    """Of which regions measurements were imported."""
+    RemoveMeasurements: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveMeasurementsRequest, _operator_pb2.RemoveMeasurementsReply]
+    """Forgets what was imported of a region."""
     JoinFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.JoinFederationRequest, _operator_pb2.JoinFederationReply]
     """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
     LeaveFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]
@@ -135,6 +143,14 @@ class OperatorAsyncStub(OperatorStub):
     RotateAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]  # type: ignore[assignment]
     SetSignal: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]  # type: ignore[assignment]
     """An operator's word for the region's price or carbon, until it is cleared."""
+    ExportMeasurements: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExportMeasurementsRequest, _operator_pb2.ExportMeasurementsReply]  # type: ignore[assignment]
+    """What the region learnt from its warm-ups, in aggregate: a document that other regions import."""
+    ImportMeasurements: _aio.UnaryUnaryMultiCallable[_operator_pb2.ImportMeasurementsRequest, _operator_pb2.ImportMeasurementsReply]  # type: ignore[assignment]
+    """Predicts by what another region measured, too. It replaces what was imported of that region."""
+    ListMeasurements: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListMeasurementsRequest, _operator_pb2.ListMeasurementsReply]  # type: ignore[assignment]
+    """Of which regions measurements were imported."""
+    RemoveMeasurements: _aio.UnaryUnaryMultiCallable[_operator_pb2.RemoveMeasurementsRequest, _operator_pb2.RemoveMeasurementsReply]  # type: ignore[assignment]
+    """Forgets what was imported of a region."""
     JoinFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.JoinFederationRequest, _operator_pb2.JoinFederationReply]  # type: ignore[assignment]
     """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
     LeaveFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]  # type: ignore[assignment]
@@ -343,6 +359,38 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SetSignalReply, _abc.Awaitable[_operator_pb2.SetSignalReply]]:
         """An operator's word for the region's price or carbon, until it is cleared."""
+
+    @_abc_1.abstractmethod
+    def ExportMeasurements(
+        self,
+        request: _operator_pb2.ExportMeasurementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ExportMeasurementsReply, _abc.Awaitable[_operator_pb2.ExportMeasurementsReply]]:
+        """What the region learnt from its warm-ups, in aggregate: a document that other regions import."""
+
+    @_abc_1.abstractmethod
+    def ImportMeasurements(
+        self,
+        request: _operator_pb2.ImportMeasurementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ImportMeasurementsReply, _abc.Awaitable[_operator_pb2.ImportMeasurementsReply]]:
+        """Predicts by what another region measured, too. It replaces what was imported of that region."""
+
+    @_abc_1.abstractmethod
+    def ListMeasurements(
+        self,
+        request: _operator_pb2.ListMeasurementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListMeasurementsReply, _abc.Awaitable[_operator_pb2.ListMeasurementsReply]]:
+        """Of which regions measurements were imported."""
+
+    @_abc_1.abstractmethod
+    def RemoveMeasurements(
+        self,
+        request: _operator_pb2.RemoveMeasurementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RemoveMeasurementsReply, _abc.Awaitable[_operator_pb2.RemoveMeasurementsReply]]:
+        """Forgets what was imported of a region."""
 
     @_abc_1.abstractmethod
     def JoinFederation(

@@ -6,6 +6,8 @@ from harness.clients.page_needs import SAMPLES, Needs
 
 READER: Final = "shoal apply -f examples/reader.yaml --wait"
 """As the tutorial leaves it; nothing to do if it is so."""
+EXPORTED: Final = "shoal region measurements export eu.json"
+"""Of the region `home`, which is the only one there."""
 NO_LONGER_HOME: Final = ("shoal context use dev", "shoal context rm home")
 """`home` is the region's name, which a context gets that is added."""
 MODEL: Final = "shoal model push reader.onnx"
@@ -111,6 +113,9 @@ EXAMPLE_NEEDS: Final = {
     "shoal node label edge-npu site=shop-7": Needs(after=("shoal node label edge-npu site-",)),
     "shoal node label edge-npu rack-": Needs(after=("shoal node label edge-npu site-",)),
     'shoal region set price "0.55 USD/h"': Needs(after=("shoal region set price --clear",)),
+    "shoal region measurements import eu.json --dry-run": Needs(before=(EXPORTED,)),
+    "shoal region measurements import eu.json": Needs(before=(EXPORTED,)),
+    "shoal region measurements rm home": Needs(before=(EXPORTED, "shoal region measurements import eu.json")),
     "SHOAL_TOKEN=.. shoal federation join --federation fed.example:7444": Needs(
         before=("shoal federation leave --within 5m", JOIN[0])
     ),

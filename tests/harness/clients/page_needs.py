@@ -112,6 +112,8 @@ NEEDS: Final = {
         ),
         after=("shoal context use dev", "shoal context rm operator", "shoal context rm home", *OLD_DEVICE),
     ),
+    # There is no second region to export anything.
+    "docs/guides/prediction.md": Needs(instead=((r"^(shoal region measurements rm) eu\b", r"\1 home"),)),
     "docs/guides/signed-models.md": Needs(
         before=("rm -f shop-release.pem", "cp policies/examples/models/labels.onnx reader.onnx"),
         instead=(

@@ -42,6 +42,7 @@ def test_viewers_change_nothing_and_nodes_only_hold_sessions_fetch_and_record() 
     reads = {
         "WhoAmI", "Plan", "Get", "History", "Explain", "CanMove", "Events", "Doctor", "List", "GetAuthority",
         "GetFederation", "Trace", "OpenDashboard", "Timeline",
+        "ExportMeasurements", "ListMeasurements",
     }  # fmt: skip
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.VIEWER in roles} == reads
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {

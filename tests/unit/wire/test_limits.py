@@ -48,6 +48,7 @@ from shoal.coordinator.core.graph import check
 from shoal.coordinator.core.graph.rules import RULES
 from shoal.coordinator.core.migration import queue
 from shoal.coordinator.core.negotiation import message_rules
+from shoal.coordinator.core.prediction import exchange
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.coordinator.peers import messages
@@ -279,6 +280,9 @@ def test_the_reference_of_limits_is_true() -> None:
         "gateways of another region: to connect to, that may call, that a front begins to connect "
         "to at once": f"{message_rules.GATEWAYS_MOST}, {message_rules.CALLERS_MOST}, {upstream.OPENED_AT_ONCE}",
         "revoked certificates of another region's gateways": f"{message_rules.REVOKED_MOST}",
+        "imported measurements: regions, rows of one, bytes of its document": (
+            f"{exchange.MOST_REGIONS}, {exchange.MOST_ROWS}, {exchange.MOST_DOCUMENT_BYTES // MIB} MiB"
+        ),
         "moves that wait in the queue, of one tenant and of all; those that ended there and are kept": (
             f"{queue.MOST_OF_TENANT}, {queue.MOST}; {queue.KEPT}"
         ),

@@ -29,6 +29,7 @@ from shoal.coordinator.core.fleet.labels import LabelGrant
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.migration.queue import QueuedMove
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.core.prediction.exchange import read_measurements
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -425,6 +426,41 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._audit.note(actor, "SetSignal", name, outcome)
         shown = next(view for view in self._views.signals() if view.name == name)
         return operator_pb2.SetSignalReply(signal=shown)
+
+    async def ExportMeasurements(
+        self, request: operator_pb2.ExportMeasurementsRequest, context: Any
+    ) -> operator_pb2.ExportMeasurementsReply:
+        write = self._region.measurements.document()
+        return operator_pb2.ExportMeasurementsReply(
+            document=await self._compute_pool.run(identity_of_context(context).uri, write)
+        )
+
+    async def ImportMeasurements(
+        self, request: operator_pb2.ImportMeasurementsRequest, context: Any
+    ) -> operator_pb2.ImportMeasurementsReply:
+        actor, controller = identity_of_context(context).uri, self._region.measurements
+        found = await self._compute_pool.run(actor, lambda: read_measurements(request.document))
+        if request.dry_run:
+            controller.check_room(found.region)
+            return views.import_view(found, None)
+        kept = await controller.put(found, actor)
+        outcome = f"{len(kept.rows)} rows, {found.left_out} left out"
+        await self._audit.note(actor, "ImportMeasurements", found.region, outcome)
+        return views.import_view(found, kept)
+
+    async def ListMeasurements(
+        self, request: operator_pb2.ListMeasurementsRequest, context: Any
+    ) -> operator_pb2.ListMeasurementsReply:
+        imported = self._region.measurements.imports
+        return operator_pb2.ListMeasurementsReply(imported=map(views.imported_view, imported))
+
+    async def RemoveMeasurements(
+        self, request: operator_pb2.RemoveMeasurementsRequest, context: Any
+    ) -> operator_pb2.RemoveMeasurementsReply:
+        actor = identity_of_context(context).uri
+        await self._region.measurements.remove(request.region, actor)
+        await self._audit.note(actor, "RemoveMeasurements", request.region, "removed")
+        return operator_pb2.RemoveMeasurementsReply()
 
     async def JoinFederation(
         self, request: operator_pb2.JoinFederationRequest, context: Any

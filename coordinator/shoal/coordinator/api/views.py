@@ -39,6 +39,7 @@ from shoal.coordinator.core.negotiation.model import (
 from shoal.coordinator.core.placement.explain import STAYS_WITHOUT_TRIGGER
 from shoal.coordinator.core.placement.model import Candidate, PlacementPlan, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.tenant_cost import TenantBudget
+from shoal.coordinator.core.prediction.exchange import ImportedMeasurements, ReadMeasurements
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.signals.decide import describe_source
 from shoal.coordinator.core.signals.model import Signal, SignalName
@@ -66,6 +67,26 @@ DELETING: Final = "deleting"
 
 def refusal_view(refusal: Refusal) -> nouns_pb2.Refusal:
     return fill_view(nouns_pb2.Refusal(), refusal)
+
+
+def imported_view(imported: ImportedMeasurements) -> operator_pb2.ImportedMeasurementsView:
+    return operator_pb2.ImportedMeasurementsView(
+        region=imported.region,
+        exported_at=imported.exported_at,
+        imported_at=imported.imported_at,
+        actor=imported.actor,
+        rows=len(imported.rows),
+        models=imported.models,
+        device_classes=imported.classes,
+    )
+
+
+def import_view(found: ReadMeasurements, kept: ImportedMeasurements | None) -> operator_pb2.ImportMeasurementsReply:
+    """kept: None where nothing was to be kept."""
+    shown = kept or ImportedMeasurements(found.region, found.exported_at, Wall(0.0), "", found.rows)
+    return operator_pb2.ImportMeasurementsReply(
+        imported=imported_view(shown), left_out=found.left_out, reasons=map(refusal_view, found.reasons)
+    )
 
 
 def key_view(key: WorkloadKey) -> nouns_pb2.WorkloadKey:

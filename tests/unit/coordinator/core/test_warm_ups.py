@@ -132,7 +132,7 @@ def test_what_was_learnt_outlives_the_store_and_the_node() -> None:
     assert residual.log_ratio_of_sum > 0
     fleet = replace(region.fleet, nodes={name: region.fleet.nodes[name] for name in "bc"})
     known = remember_afresh(replace(region.world(), fleet=fleet), "abc", {})
-    assert known == (region.memory.measured, region.memory.residuals, frozenset())
+    assert known == WarmUps(region.memory.measured, region.memory.residuals, frozenset())
 
 
 def test_warm_ups_of_one_step_teach_what_they_teach_in_one_step_each() -> None:
@@ -153,7 +153,7 @@ def test_warm_ups_of_one_step_teach_what_they_teach_in_one_step_each() -> None:
         changed |= found.trials
     assert len(at_once.measured) == len(names)
     assert MOST_OF_A_KIND <= len(at_once.residuals) < len(names)
-    assert at_once == (before.measured, before.residuals, frozenset(changed))
+    assert at_once == WarmUps(before.measured, before.residuals, frozenset(changed))
 
 
 def test_a_warm_up_of_no_time_at_all_teaches_nothing() -> None:
@@ -237,7 +237,7 @@ def test_what_an_older_version_knew_of_a_load_stays_where_no_receipt_promises_an
     region.memory = replace(region.memory, residuals=kept)
     silent = {name: replace(state, receipts={}) for name, state in region.fleet.nodes.items()}
     world = replace(region.world(), fleet=replace(region.fleet, nodes=silent))
-    assert remember_afresh(world, "abc", {}) == (region.memory.measured, kept, frozenset())
+    assert remember_afresh(world, "abc", {}) == WarmUps(region.memory.measured, kept, frozenset())
 
 
 def test_ratios_of_an_older_version_keep_no_newer_ones_out() -> None:

@@ -33,6 +33,7 @@ from shoal.coordinator.controllers.queries.traces import TracesController
 from shoal.coordinator.controllers.region.signals import SignalsController
 from shoal.coordinator.controllers.runner import Compute, inline
 from shoal.coordinator.controllers.workloads.apply import DocumentsController
+from shoal.coordinator.controllers.workloads.measurements import MeasurementsController
 from shoal.coordinator.controllers.workloads.moves_api import MovesController
 from shoal.coordinator.controllers.workloads.placement_queries import PlacementQueries
 from shoal.coordinator.controllers.workloads.queued_moves import QueuedMovesController
@@ -211,6 +212,7 @@ class RegionalCoordinator:
         )
         self.timeline = TimelineController(context, self.workloads, self.fleet, self._carbon)
         self.moves = MovesController(self.workloads, self.placement, self.fleet, context, self._dirty.set)
+        self.measurements = MeasurementsController(self.workloads, context, self._dirty.set)
         self.queued_moves = QueuedMovesController(
             self.workloads, self.placement, self.moves, context, compute, thread_time
         )

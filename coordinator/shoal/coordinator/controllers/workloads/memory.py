@@ -1,5 +1,6 @@
 """The reconciler's memory in the store: one record for what is small, one for each workload, one for each node that
-measured something. A step writes those that changed.
+measured something, one for each region whose measurements were imported. A step writes those that changed, but for the
+last.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from immutables import Map
 
 from shoal.coordinator import codec
 from shoal.coordinator.core.placement.model import Trial
+from shoal.coordinator.core.prediction.exchange import ImportedMeasurements
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.workloads.model import (
     Crashes,
@@ -28,6 +30,7 @@ from shoal.types.workload import WorkloadKey
 MEMORY: Final = "reconciler"
 OF_WORKLOADS: Final = "reconciler-workloads/"
 OF_NODES: Final = "reconciler-measured/"
+OF_REGIONS: Final = "reconciler-imported/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,14 @@ async def load_memory(store: Store) -> StoredMemory:
             tables[record.key.removeprefix(OF_WORKLOADS)] = stored.table
     for record in await store.scan(OF_NODES):
         warm_ups += codec.load(MeasuredOnNode, record.value).records
+    imported = [codec.load(ImportedMeasurements, record.value) for record in await store.scan(OF_REGIONS)]
     memory = ReconcilerMemory(
         **{name: getattr(small, name) for name in _SMALL},
         marks=Map(marks),
         tables=Map(tables),
         measured=Map({each.trial: each.measured for each in warm_ups}),
         residuals=Map({each.trial: each.residual for each in warm_ups if each.residual is not None}),
+        imported=Map({each.region: each for each in imported}),
     )
     return StoredMemory(memory, is_old=bool(small.marks or small.tables or small.measured))
 

@@ -328,9 +328,15 @@ class WorkloadsController:
         event = LogEvent("MODEL_CLEARED", digest, "; ".join(places), actor)
         puts, _ = memory_writes(self._saved, memory, {}, ())
         writes = RegionWrites(puts, events=[event])
-        return Transition(places, writes, lambda _: self._adopt_memory(memory))
+        return Transition(places, writes, lambda _: self.adopt_memory(memory))
 
-    def _adopt_memory(self, memory: ReconcilerMemory) -> None:
+    @property
+    def memory(self) -> ReconcilerMemory:
+        """What steps carry from one to the next, as it is stored."""
+        return self._memory
+
+    def adopt_memory(self, memory: ReconcilerMemory) -> None:
+        """Takes over what a transition has stored. Call it under `step_lock`."""
         self._memory = self._saved = memory
 
     async def step(self) -> None:
@@ -509,11 +515,13 @@ class WorkloadsController:
         now: Elapsed,
     ) -> None:
         decision = advanced.decision
-        self._adopt_memory(decision.memory)
+        self.adopt_memory(decision.memory)
         self._is_memory_old = False
         self._meter.add(metrics.DECISIONS, len(decision.plan.workloads) - decision.audited)
         self._meter.add(metrics.DECISIONS_AUDITED, decision.audited)
         self._meter.add(metrics.DECISIONS_REFUTED, len(decision.refuted))
+        if decision.absurd:
+            self._meter.add(metrics.MESSAGES_REFUSED, decision.absurd, code=Code.TELEMETRY_ABSURD)
         self._count(advanced)
         ended = self.migrations.newly_over(advanced.changed)
         self.migrations.adopt(advanced.changed, written)

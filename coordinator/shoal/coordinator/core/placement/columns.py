@@ -610,7 +610,7 @@ class DeviceColumns:
                 return False
         return True
 
-    def learn(self, residuals: Map[Trial, Residual]) -> None:
+    def learn(self, residuals: Map[Any, Residual]) -> None:
         """Judges by other residuals what was asked last, so that the next such request need not wait."""
         if self._inputs is None or self._is_all_marked:
             return
@@ -626,7 +626,7 @@ class DeviceColumns:
         """Models, selectors and requests that are kept: where one is less than before, there is room again."""
         return len(self._models), len(self._selectors), len(self._tables)
 
-    def prepare(self, intent: Intent, residuals: Map[Trial, Residual], most: int) -> Preparation:
+    def prepare(self, intent: Intent, residuals: Map[Any, Residual], most: int) -> Preparation:
         """Builds a part of what the search for a place of this workload needs. most: devices that are looked at."""
         if self._inputs is None or self._is_all_marked or self.refuted:
             return Preparation.DONE
@@ -1181,7 +1181,7 @@ def is_uniform(scope: Scope, intent: Intent, require: Requirements, limits: Limi
     )
 
 
-def _scope_of_requests(inputs: Inputs, residuals: Map[Trial, Residual]) -> Scope:
+def _scope_of_requests(inputs: Inputs, residuals: Map[Any, Residual]) -> Scope:
     """To judge requests while nobody asks. Places are blocked for one workload, but figures serve all that ask the
     same: also this one once nothing is blocked for it any more. Meanwhile it is not uniform, and does not use them."""
     return Scope(replace(inputs, residuals=residuals, blocked={}))

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from immutables import Map
 
@@ -319,7 +319,7 @@ class Inputs:
     # Warm-up measurements of earlier replicas.
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
     # Of all warm-ups, by how much they missed what receipts promised.
-    residuals: Map[Trial, Residual] = field(default_factory=Map)
+    residuals: Map[Any, Residual] = field(default_factory=Map)
     # USD/h of a whole device; an absent device has an unknown cost.
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     # Round-trip time from a traffic origin to this region; an absent origin counts as 0.

@@ -11,6 +11,7 @@ from immutables import Map
 
 from shoal.coordinator.core.prediction.demand import PROCESSOR
 from shoal.coordinator.core.prediction.load_law import (
+    LEAST_LOADS,
     LoadEstimate,
     LoadLaw,
     LoadNeeds,
@@ -53,15 +54,20 @@ anything was measured. Kinds are beside it, since one may be off by more."""
 
 
 class RegionResiduals:
-    """Predicts the error of a roofline, and the tail of latencies, from those that the region has seen."""
+    """Predicts the error of a roofline, and the tail of latencies, from those that the region has seen, and after them
+    from those that other regions have."""
 
     def __init__(self, residuals: Iterable[Residual]) -> None:
-        groups = defaultdict[tuple[str, DeviceClass], list[Residual]](list)
+        """residuals: its own measurements of a model on a class count instead of imported ones. Of several regions' the
+        median does."""
+        found = defaultdict[tuple[str, DeviceClass], list[Residual]](list)
         for each in residuals:
             if each.is_plausible:
-                groups[each.model, each.device_class].append(each)
+                found[each.model, each.device_class].append(each)
+        groups = {key: _own_or_all(rows) for key, rows in found.items()}
         of_sums = {key: of_sum for key, rows in groups.items() if (of_sum := [each for each in rows if each.is_of_sum])}
-        kept = [of_sums[key] for key in sorted(of_sums)[:MOST_RESIDUALS]]
+        order = sorted(of_sums, key=lambda key: (bool(of_sums[key][0].imported_from), key))
+        kept = [of_sums[key] for key in order[:MOST_RESIDUALS]]
         self._errors = _errors_of(
             tuple(
                 _Seen(
@@ -117,7 +123,9 @@ class RegionResiduals:
 
     def _work_law(self, device_class: DeviceClass) -> tuple[LoadLaw, LoadWait] | None:
         """What loads on the class take of a processor where that is known, otherwise by the clock; and their waits."""
-        same = [each for each in self._loads if each.device_class == device_class and 0 < each.load_s < math.inf]
+        same = _own_if_enough(
+            [each for each in self._loads if each.device_class == device_class and 0 < each.load_s < math.inf]
+        )
         seen = [
             (each, each.load_cpu_s if each.load_s / _MOST_WAIT <= each.load_cpu_s <= each.load_s else each.load_s)
             for each in same
@@ -129,7 +137,7 @@ class RegionResiduals:
         """Of memory, which loads with one provider share, and of seconds."""
         provider = device_class.provider
         if provider not in self._memory_laws:
-            same = [each for each in self._loads if each.device_class.provider == provider]
+            same = _own_if_enough([each for each in self._loads if each.device_class.provider == provider])
             self._memory_laws[provider] = _memory_law_of(same, provider)
         if device_class not in self._seconds_laws:
             self._seconds_laws[device_class] = self._work_law(device_class)
@@ -141,6 +149,19 @@ class RegionResiduals:
         return self._errors.correction(
             Residual(model, device_class, tuple(round(20 * share) / 20 for share in mix), 0.0)
         )
+
+
+def _own_or_all(rows: list[Residual]) -> list[Residual]:
+    """Those of this region, where it measured the latency of the model on the class. rows: of one pair."""
+    own = [each for each in rows if not each.imported_from]
+    return own if any(each.is_of_sum for each in own) else rows
+
+
+def _own_if_enough(loads: list[Residual]) -> list[Residual]:
+    """Those of this region once a law can be made of them: a wrong one would have memory committed that is too little
+    for what it loads itself."""
+    own = [each for each in loads if not each.imported_from]
+    return own if len(own) >= LEAST_LOADS else loads
 
 
 class _MemoryLaw(NamedTuple):

@@ -82,7 +82,7 @@ class ResidualProcess:
         self._assumptions = assumptions(shared)
         self._settings = ProcessSettings(noise=noise)
         self._values = np.array(values, float) - mean
-        self._bounded = _bound(self._values)
+        self._bounded = _bound(self._values, np.array([not each.imported_from for each in self._seen], bool))
         self._keys = frozenset((each.model, each.device_class) for each in self._seen)
         self._classes = frozenset(each.device_class for each in self._seen)
 
@@ -227,12 +227,17 @@ def _kinds(of: Sequence[Residual], promised: Floats, factors: Mapping[str, Float
     return _Kinds(shares, offsets)
 
 
-def _bound(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _bound(values: NDArray[np.float64], own: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The values, none further from their median than what is believed of others: a model that is unlike all others, or
-    a node that errs or lies, decides what is predicted of that model alone."""
+    a node or a region that errs or lies, decides what is predicted of that model alone.
+
+    own: by row, whether this region measured it. Once it has enough of its own, these say what the median and the
+    deviation are: a region that lies may say more than this one ever measured.
+    """
     if not len(values):
         return values
-    middle = np.median(values)
-    most = _MOST_DEVIATIONS * max(1.4826 * float(np.median(np.abs(values - middle))), _LEAST_DEVIATION)
+    known = values[own] if np.count_nonzero(own) >= LEAST_GROUPS else values
+    middle = np.median(known)
+    most = _MOST_DEVIATIONS * max(1.4826 * float(np.median(np.abs(known - middle))), _LEAST_DEVIATION)
     bounded: NDArray[np.float64] = values.clip(middle - most, middle + most)
     return bounded

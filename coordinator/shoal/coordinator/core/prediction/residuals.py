@@ -71,6 +71,8 @@ class Residual:
     log_repeat: float = math.nan
     # The same of the 95th percentiles.
     log_repeat_p95: float = math.nan
+    # The region that measured it; empty: this one.
+    imported_from: str = ""
 
     @property
     def is_of_sum(self) -> bool:
@@ -98,8 +100,8 @@ def residual_of(
     profile_version: int = 0,
     provider_bytes: float = 0.0,
 ) -> Residual | None:
-    """None where the receipt promises nothing, or the measurement is none that could be. provider_bytes: of the
-    receipt."""
+    """None where the receipt promises nothing, or the measurement is none that could be. Whether it is believed says
+    `is_plausible`. provider_bytes: of the receipt."""
     taken, own = _memory_alone(measured, provider_bytes, is_processor=device.provider == PROCESSOR)
     measured_s = measured.latency_p50_s
     parts = service_parts(demand, rates, precision)
@@ -111,7 +113,7 @@ def residual_of(
     # All runs of an emulated device take what its profile says, whose tail is unknown.
     tail = math.nan if device.emulated else log_tail(measured_s, measured.latency_p95_s)
     tail_runs = 0 if math.isnan(tail) else measured.samples
-    found = Residual(
+    return Residual(
         *(model, class_of_device(device), mix, math.nan, needs.sizes if needs else None),
         taken,
         *(measured.load_s, tail, tail_runs, measured.load_cpu_s),
@@ -120,7 +122,6 @@ def residual_of(
         profile_version,
         own,
     )
-    return found if found.is_plausible else None
 
 
 def _memory_alone(measured: Measured, provider_bytes: float, *, is_processor: bool) -> tuple[float, float]:

@@ -208,6 +208,7 @@ def decide(
     decision = Decision(
         *(plan, contents, after, waits, events, outcome.replacements, part.is_whole, remembered, warm_ups.trials),
         rerouted=None if rerouted is None else frozenset(rerouted),
+        absurd=warm_ups.absurd,
     )
     return _with_audit(decision, part, kept.find_refuted(world, decision, now))
 
@@ -295,7 +296,7 @@ def _inputs_of(
         poisoned=poisonings(world.memory.crashes),
         unloadable=load_refusals(world.memory.unloadable),
         measured=world.memory.measured,
-        residuals=world.memory.residuals,
+        residuals=world.memory.known_residuals,
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,

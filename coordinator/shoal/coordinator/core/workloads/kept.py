@@ -214,7 +214,7 @@ class KeptDecisions:
 
     def _is_same_base(self, world: RegionState, migrations: MigrationEffects) -> bool:
         """Whether what is settled depends on nothing that changed since it was."""
-        is_relearnt = bool(self._unmeasured) and self._residuals is not world.memory.residuals
+        is_relearnt = bool(self._unmeasured) and self._residuals is not world.memory.known_residuals
         return not is_relearnt and self._shared == _shared_inputs(world) and not _is_trading(world, migrations)
 
     def open_whole(self, world: RegionState) -> StepPart:
@@ -325,13 +325,13 @@ class KeptDecisions:
 
     def has_to_learn(self, memory: ReconcilerMemory) -> bool:
         """Whether `learn` has anything to do. memory: after the last step."""
-        return memory.residuals is not self._residuals
+        return memory.known_residuals is not self._residuals
 
     def learn(self, memory: ReconcilerMemory) -> None:
         """Does between steps what the next decision would wait for. memory: after the last step."""
         if self.has_to_learn(memory):
-            region_residuals(memory.residuals).learn()
-            self.columns.learn(memory.residuals)
+            region_residuals(memory.known_residuals).learn()
+            self.columns.learn(memory.known_residuals)
 
     def prepare(self, memory: ReconcilerMemory) -> None:
         """Does a small part of what a search for a place would wait for, after a start above all: what is taken of some
@@ -344,7 +344,7 @@ class KeptDecisions:
             turns, intent = self._unprepared.pop(key), self._intents.get(key)
             if intent is None or is_time_dependent(intent):
                 continue
-            found = self.columns.prepare(intent, memory.residuals, MOST_PREPARED)
+            found = self.columns.prepare(intent, memory.known_residuals, MOST_PREPARED)
             if found is Preparation.NO_ROOM:
                 self._without_room[key] = turns
             elif found is Preparation.PART:
@@ -406,7 +406,7 @@ class KeptDecisions:
     def _open_whole(self, world: RegionState) -> StepPart:
         self._forget()
         self._shared, self._profiles, self._states = _shared_inputs(world), world.profiles, world.fleet.nodes
-        self._residuals = world.memory.residuals
+        self._residuals = world.memory.known_residuals
         self._take_intents(world, None)
         self._unprepared = dict.fromkeys(_tenants_in_turn(self._intents), 0)
         desired = {node: world.desired.get(node, NO_CONTENT).assignments for node in sorted(world.fleet.nodes)}
@@ -422,7 +422,7 @@ class KeptDecisions:
         changed, removed, is_regrouped = self._take_nodes(world)
         for key in self._to_decide(world, migrations, replaced, self._intents.get) - self._loose:
             self._loosen(key)
-        self._profiles, self._residuals = world.profiles, world.memory.residuals
+        self._profiles, self._residuals = world.profiles, world.memory.known_residuals
         touched = {node for key in self._loose for node in self._holders.get(key, ())}
         audited = self._take_audited()
         held = touched | {node for key in audited for node in self._holders.get(key, ())}

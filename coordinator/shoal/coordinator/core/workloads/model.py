@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from immutables import Map
 
@@ -20,6 +20,7 @@ from shoal.coordinator.core.placement.model import (
     Trial,
     Triple,
 )
+from shoal.coordinator.core.prediction.exchange import ImportedMeasurements, with_imported
 from shoal.coordinator.core.prediction.residuals import Residual
 from shoal.coordinator.core.workloads.cross_region_state import CrossRegionState
 from shoal.types.agreement import GatewayRef
@@ -147,6 +148,8 @@ class ReconcilerMemory:
     measured: Map[Trial, Measured] = field(default_factory=Map)
     # Their latencies against what the devices' receipts promised, where these promised any.
     residuals: Map[Trial, Residual] = field(default_factory=Map)
+    # What other regions measured, by region.
+    imported: Map[str, ImportedMeasurements] = field(default_factory=Map)
     # Since when replicas or a standby could not be placed, by `str(WorkloadKey)`.
     short: Mapping[str, Elapsed] = field(default_factory=dict)
     # Since when no replica was ready, by `str(WorkloadKey)`.
@@ -164,6 +167,12 @@ class ReconcilerMemory:
     unloadable: tuple[Unloadable, ...] = ()
     # Since when tenants have cost more than their budget, by name.
     over_budget: Mapping[str, Elapsed] = field(default_factory=dict)
+
+    @property
+    def known_residuals(self) -> Map[Any, Residual]:
+        """All that predictions are learnt from: the region's residuals, and imported ones. The same object until either
+        changes."""
+        return with_imported(self.residuals, self.imported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +414,8 @@ class Decision:
     remembered: frozenset[WorkloadKey] = frozenset()
     # What was measured in this step, or is forgotten.
     measured: frozenset[Trial] = frozenset()
+    # Number of new warm-ups from which nothing is learnt, because they are too far off their roofline.
+    absurd: int = 0
     # Number of workloads about which an earlier decision was audited.
     audited: int = 0
     # Those of them about which it was another, and nodes of which columns said what is not so.

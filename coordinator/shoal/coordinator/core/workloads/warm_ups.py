@@ -36,6 +36,8 @@ class WarmUps(NamedTuple):
     residuals: Map[Trial, Residual]
     # Of which another figure is kept than before, or none any more.
     trials: frozenset[Trial]
+    # New warm-ups from which nothing is learnt, because they are too far off their roofline.
+    absurd: int = 0
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -84,7 +86,7 @@ def remember_warm_ups(
 ) -> WarmUps:
     """The newest warm-up of each trial. nodes: those that may report one that is not known. intents: all workloads.
     residuals: of the memory; afterwards with what is new."""
-    known, changed = world.memory.measured, set[Trial]()
+    known, changed, absurd = world.memory.measured, set[Trial](), 0
     for node in sorted(nodes):
         state = world.fleet.nodes.get(node)
         if state is None or not any(each.measured is not None for each in state.observed.values()):
@@ -108,6 +110,9 @@ def remember_warm_ups(
                 continue
             # New, or of an older version, with other operator classes, another roofline or another profile.
             residual = None if one is None else _residual(world, state, one, observed, intents.get(one.workload))
+            if residual is not None and not residual.is_plausible:
+                absurd += not is_same
+                residual = None
             if is_same and residual is None and seen is not None and seen.is_plausible:
                 continue  # what is known of its load stays, until a receipt says what the device promises
             if residual is not None and is_same and seen is not None:
@@ -130,7 +135,7 @@ def remember_warm_ups(
             known = known.delete(trial)
             residuals.put(trial, None)
             changed.add(trial)
-    return WarmUps(known, residuals.residuals, frozenset(changed))
+    return WarmUps(known, residuals.residuals, frozenset(changed), absurd)
 
 
 def _is_current(seen: Residual, profile: ModelProfile | None) -> bool:

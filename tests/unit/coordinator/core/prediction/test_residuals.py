@@ -165,7 +165,10 @@ def test_a_residual_compares_with_the_receipt() -> None:
     assert sum(found.mix) == pytest.approx(1)
     assert sum(service_parts(demand, rates, "fp32")) == pytest.approx(promised)
     assert found.device_class == class_of_device(device())
-    for never in (math.nan, -1.0, 0.0, math.inf, 2000 * promised):
+    absurd = residual_of("a", device(), rates, "fp32", demand, warm_up_of(2000 * promised))
+    assert absurd is not None
+    assert not absurd.is_plausible
+    for never in (math.nan, -1.0, 0.0, math.inf):
         assert residual_of("a", device(), rates, "fp32", demand, warm_up_of(never)) is None
     assert residual_of("a", device(), rates, "int4", demand, warm_up_of(1.0)) is None
 
