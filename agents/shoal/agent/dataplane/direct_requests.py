@@ -78,8 +78,6 @@ class _Target:
     version: int
     # Who asks, and until when that is known.
     checked: _CheckedCaller
-    # Who asks.
-    caller: Caller
     # Of the workload.
     route: Route
     # The route's only replica; None where there is a choice.
@@ -150,7 +148,7 @@ class DirectRequests:
             target = self._find_target(call, head.model, memo, now)
             if target is None:
                 return None
-        route, caller = target.route, target.caller
+        route, caller = target.route, target.checked.caller
         if self._requests.may_trace(caller, call):
             return None
         if caller.hop and not self.callers.may_forward(call, caller.name, route.workload):
@@ -241,8 +239,7 @@ class DirectRequests:
         route = self.router.tables.find(WorkloadKey(caller.tenant, model), entry)
         if route is None or not self.router.is_common(route):
             return None
-        checked = self._check(caller, now)
-        target = _Target(self._version, checked, caller, route, self.router.sole_replica(route))
+        target = _Target(self._version, self._check(caller, now), route, self.router.sole_replica(route))
         if len(memo.targets) >= _KEPT_TARGETS:
             memo.targets.clear()
         memo.targets[model] = target

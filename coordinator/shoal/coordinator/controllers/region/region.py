@@ -196,7 +196,7 @@ class RegionalCoordinator:
             signals=self.signals.current,
             proofs=proofs,
             on_migration_end=lambda migration: self.traces.on_end(migration),
-            decide=inline if decide is inline else self._decide,
+            decide=inline if decide is inline else self._decide,  # inline, nothing is heard meanwhile
         )
         self.documents = DocumentsController(context, self.workloads, self.signals.current)
         self.placement = PlacementQueries(self.workloads, clock)

@@ -149,7 +149,8 @@ def demand_of(profile: ModelProfile, block: int = 0) -> ModelDemand:
 
 def _demand_of(profile: ModelProfile, block: int) -> ModelDemand:
     if profile.kernels:
-        rows = [_row(each, block, _images(profile)) for each in profile.kernels]
+        images = _images(profile)
+        rows = [_row(each, block, images) for each in profile.kernels]
         copies = profile.layout_copies if block else 0
         if copies:
             rows.append(DemandRow(OperatorClass.COPY, 0.0, profile.layout_bytes, 0.0))
