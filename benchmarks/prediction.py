@@ -7,7 +7,8 @@ warm-ups of all other model families. Memory and load time are those of tier b. 
 The last line is one JSON object: MAPE in %, shares of 1, the median high over low of tier b (width), and by how many %
 the memory of the worst case was predicted too low. p95 is that of tier b, as memory and load are. Loads are judged by
 the clock and, since other programs make them wait, by processor time (cpu). On a machine that is never idle,
-`--fastest` judges tier b by the fastest warm-up of each case; tier a then predicts what it knows.
+`--fastest` takes of each case the fastest warm-up of the first half of the rounds, which is known, and that of the
+second half, which judges both tiers: six rounds or more.
 
 `--moves`: in a region of three agents on this machine, models move between two nodes, and to a third one that their
 policy forbids. Before each move can-move is asked. Compared are the verdict with what came of the move, and the seconds
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs="*", default=[], help="names of devices, such as gpu0, for the processor")
     parser.add_argument("--raw", type=Path, help="write what was measured to this file")
     parser.add_argument("--from", dest="measured", type=Path, help="judge what such a file says, and measure nothing")
-    parser.add_argument("--fastest", action="store_true", help="of each live case's warm-ups take the fastest alone")
+    parser.add_argument("--fastest", action="store_true", help="of each half of a live case's rounds take the fastest")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the published tables")
     parser.add_argument("--device", type=Path, help="CSV of a device that is in no table")
     parser.add_argument("--runtimes", nargs="*", default=["onnx"], help="of AI Hub (none: all)")

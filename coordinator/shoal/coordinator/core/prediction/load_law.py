@@ -83,7 +83,7 @@ class _Prior(NamedTuple):
 
 _PROCESSOR_MEMORY: Final = _Prior(
     LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
-    LoadSizes(1e7, 2e6, 0.5, 0.5, 0.5, 6e3, 0.5, 1e5),
+    LoadSizes(1e7, 2e6, 0.5, 0.2, 0.5, 6e3, 0.5, 1e5),
 )
 """(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as ONNX
 Runtime 1.32 makes at its peak (as read, as parsed, as tensors: 3.0 bytes for each of a perceptron's file); of
