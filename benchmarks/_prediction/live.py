@@ -312,7 +312,8 @@ def _inside(predicted: Interval, measured: float) -> bool:
 
 
 def _width(predicted: Interval) -> float:
-    return predicted.high / predicted.low
+    """Without end where a single run is known."""
+    return predicted.high / predicted.low if predicted.low > 0 else math.inf
 
 
 def _percent(values: Iterable[float]) -> float:

@@ -314,6 +314,14 @@ def test_warmup_replaces_the_roofline_and_service_the_warmup() -> None:
     assert width == sorted(width, reverse=True)
 
 
+@pytest.mark.parametrize(("is_emulated", "half"), [(False, 1.0), (True, 0.05)])
+def test_one_run_of_an_emulated_device_says_what_all_others_take(is_emulated: bool, half: float) -> None:
+    """A vendor's simulator is asked once, since a run of it may take seconds."""
+    found = predict(device(emulated=is_emulated), RECEIPT, profile(), "fp32", measured=warm(p50=0.05, samples=1))
+    assert isinstance(found, Prediction)
+    assert found.latency_p50_s == pytest.approx((0.05 * (1 - half), 0.05, 0.05 * (1 + half)))
+
+
 def test_a_measurement_needs_no_receipt() -> None:
     assert predict_cpu(measured_by=None, measured=warm(p50=0.05)).latency_p50_s.mid == 0.05
 

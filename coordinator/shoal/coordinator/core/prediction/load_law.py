@@ -83,11 +83,12 @@ class _Prior(NamedTuple):
 
 _PROCESSOR_MEMORY: Final = _Prior(
     LoadSizes(1e7, 2e6, 3.7, 3.0, 1.3, 6e3, 0.3, 1e4),
-    LoadSizes(1e7, 2e6, 0.5, 0.2, 0.5, 6e3, 0.5, 1e5),
+    LoadSizes(1e7, 2e6, 0.5, 0.25, 0.5, 6e3, 0.5, 1e5),
 )
 """(mean, standard deviation) of the coefficients before anything was loaded: bytes. Of files: as many copies as ONNX
-Runtime 1.32 makes at its peak (as read, as parsed, as tensors: 3.0 bytes for each of a perceptron's file); of
-convolutions 0.6 to 1.1 more, since their weights are there in two orders. An inner graph without weights took 11 KB.
+Runtime 1.32 makes at its peak (as read, as parsed, as tensors; ten models of over 4 MB had 2.7 to 3.05 in
+`memory_sizes`, which count copies); of convolutions 0.6 to 1.1 more, since their weights are there in two orders. An
+inner graph without weights took 11 KB.
 The region's own loads decide."""
 _MEMORY: Final = _PROCESSOR_MEMORY._replace(deviation=_PROCESSOR_MEMORY.deviation._replace(session=1e8))
 """The same of other providers: they bring libraries of 100 MB and more."""

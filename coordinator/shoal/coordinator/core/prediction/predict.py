@@ -61,7 +61,9 @@ def predict(
     if measured is not None:
         # In its next worker it may be the first one.
         own = receipt.provider_bytes if receipt is not None and measured.joined else 0
-        return _from_measurement(measured, served, profile, spread, batch, transfer_s, own, repeats)
+        return _from_measurement(
+            measured, served, profile, spread, batch, transfer_s, own, repeats, is_emulated=device.emulated
+        )
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision)
     if receipt is None or math.isnan(seconds):
@@ -141,16 +143,18 @@ def _from_measurement(
     transfer_s: float,
     own_bytes: int,
     repeats: Repeats | None,
+    *,
+    is_emulated: bool,
 ) -> Prediction:
     """Warm-up figures, blended with service by request counts: (n warm + m served) / (n + m). The intervals are what
     measurements differ by that the region repeated; before there are enough, half of one is the spread, or
-    1 / sqrt(n + m) if that is more. own_bytes: what the provider
-    takes for itself, where the measured memory is without it."""
+    1 / sqrt(n + m) if that is more. All runs of an emulated device take what its profile says, so there it is the
+    spread. own_bytes: what the provider takes for itself, where the measured memory is without it."""
     served = tuple(each for each in served if each.successes > 0 and not math.isnan(each.latency_p50_s))
     requests = sum(each.successes for each in served)
     samples = max(1, measured.samples)
     share = requests / (requests + samples)
-    half = max(spread, 1 / math.sqrt(samples + requests))
+    half = spread if is_emulated else max(spread, 1 / math.sqrt(samples + requests))
 
     def blend(warm: float, per_request: list[float]) -> float:
         if requests == 0:

@@ -25,7 +25,7 @@ from shoal.coordinator.core.prediction.load_law import (
 from shoal.coordinator.core.prediction.model import Correction, Interval, Repeats
 from shoal.coordinator.core.prediction.repeats import repeats_of
 from shoal.coordinator.core.prediction.residual_process import ResidualProcess
-from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual
+from shoal.coordinator.core.prediction.residuals import DeviceClass, Residual, holds_provider
 from shoal.coordinator.core.prediction.shared_variances import SharedVariances
 from shoal.coordinator.core.prediction.tails import TAIL_MEAN, TAIL_NOISE, TAIL_SHARED, tail_ratios
 
@@ -183,7 +183,7 @@ def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | Non
     rows = [
         (_seen_sizes(each), each.memory_bytes, each.provider_bytes)
         for each in loads
-        if is_own or each.provider_bytes <= each.memory_bytes  # an earlier version kept others
+        if is_own or holds_provider(each.memory_bytes, each.provider_bytes)  # an earlier version kept others
     ]
     told = [row for row in rows if row[2] > 0] if not is_own else []
     law = _memory_law(_seen(told), provider)

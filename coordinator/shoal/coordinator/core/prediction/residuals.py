@@ -15,6 +15,9 @@ from shoal.types.receipt import Rates
 
 MOST_RATIO: Final = 1000.0
 """A measurement that differs by more from its roofline is not believed. The most that was seen is 69 (a Loop)."""
+_OWN_SHARE: Final = 0.75
+"""Of what the probe's model had a provider take, at least so much is taken with any other, which may have it open less
+of its libraries: with QNN's simulator the smallest of 28 models took 0.84 of it, itself included."""
 LEAST_TAIL_RUNS: Final = 20
 """Of fewer requests a 95th percentile is the slowest of them."""
 
@@ -132,10 +135,15 @@ def _memory_alone(measured: Measured, provider_bytes: float, *, is_processor: bo
         return measured.memory_bytes + own, provider_bytes
     if measured.joined and provider_bytes <= 0:
         return math.nan, 0.0
-    if measured.memory_bytes + own < provider_bytes:
+    if not holds_provider(measured.memory_bytes + own, provider_bytes):
         # It joined another's worker, and a worker of an older agent does not say that.
         return math.nan, 0.0
     return measured.memory_bytes + own, provider_bytes
+
+
+def holds_provider(memory_bytes: float, provider_bytes: float) -> bool:
+    """Whether a load that took `memory_bytes` can have had the provider's own part in it. provider_bytes: as probed."""
+    return memory_bytes >= _OWN_SHARE * provider_bytes
 
 
 def with_repeat(residual: Residual, seen: Residual | None, measured: Measured, before: Measured | None) -> Residual:

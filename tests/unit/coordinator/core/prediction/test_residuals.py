@@ -400,6 +400,21 @@ def test_a_load_that_joined_without_saying_so_teaches_no_memory() -> None:
     assert memory_learnt(1e6, told=1e7, provider=PROCESSOR) == (1e6, 1e7), "less than its loads differ by"
 
 
+def test_a_small_model_may_have_a_provider_take_less_than_the_probe_s() -> None:
+    """QNN's simulator takes 148 MB with the probe's model, and 124 MB with a perceptron of 0.3 MB in it."""
+    assert memory_learnt(124e6, told=148e6) == (124e6, 148e6)
+
+    def load_of(number: int) -> Residual:
+        sizes = LoadSizes(1.0, 0.0, 0.0, 1e6 * number, 0.0, 10.0)
+        seen = replace(residual(2, f"m{number}", CARD), load_sizes=sizes, memory_sizes=sizes, load_s=0.01 * number)
+        return replace(seen, memory_bytes=1.2e8 + 3e6 * number, provider_bytes=1.48e8)
+
+    loads = RegionResiduals(load_of(number) for number in range(1, 20))
+    found = loads.load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 1e6, 0.0, 10.0)), 1.48e8)
+    assert found is not None
+    assert found.memory_bytes.mid == pytest.approx(1.23e8, rel=0.02)
+
+
 def test_a_load_that_joined_where_nobody_knows_what_the_provider_takes_teaches_no_memory() -> None:
     memory, _ = memory_learnt(1e8, joined=True)
     assert math.isnan(memory)
