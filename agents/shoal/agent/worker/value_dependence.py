@@ -1,64 +1,113 @@
 """Whether a request's size bounds the time of a run, or its values can make it long: by the operators of the graph."""
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Final, NamedTuple
 
 from shoal.wire.field_limits import fields_of
 
-_BY_VALUES: Final = frozenset(
-    {
-        "AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "HammingWindow",
-        "HannWindow", "If", "Loop", "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "Resize", "RoiAlign",
-        "STFT", "Tile", "Upsample",
-    }
-)  # fmt: skip
-"""Operators that run as often, or make a result as large, as the values of an input say (ONNX operator schemas, opset
-25); RoiAlign reads as many points of a box as its sides are long. One that takes them from a constant counts too: to
-tell would need the whole graph."""
+_BY_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
+    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
+    "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Resize": (1, 2, 3),
+    "RoiAlign": (1, 2), "STFT": (1, 3), "Tile": (1, 2), "Upsample": (1,),
+}  # fmt: skip
+"""Operators that run as often, or make a result as large, as the values of these inputs say, by position (ONNX operator
+schemas, opset 25); RoiAlign reads as many points of a box as its sides are long."""
+_BY_GRAPHS: Final = frozenset({"If", "Loop"})
+"""Operators of which values say which graph runs, or how often."""
 _DOMAINS: Final = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 """Of other operators nobody knows."""
 _MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
-_GRAPH_NODE, _FUNCTION_NODE = 1, 7
-_NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _FUNCTION_NODE = 1, 5, 11, 7
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
+_TENSOR_NAME, _INPUT_NAME = 8, 1
 _ATTRIBUTE_GRAPHS: Final = (6, 11)
 """Field numbers of onnx.proto."""
 
 
+class _Node(NamedTuple):
+    domain: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    # Graphs inside it.
+    graphs: tuple[memoryview, ...]
+
+    def is_bounded(self, constants: Set[str]) -> bool:
+        """Graphs inside it are not looked into. constants: tensors that no request changes; the empty name, of an input
+        that is not there, among them."""
+        if self.domain not in _DOMAINS or self.operator in _BY_GRAPHS:
+            return False
+        positions = _BY_VALUES.get(self.operator, ())
+        return all(self.inputs[each] in constants for each in positions if each < len(self.inputs))
+
+
 def is_bounded_by_size(model: bytes) -> bool:
-    """`model`: an ONNX model that the runtime has opened. False also for one that cannot be read here."""
+    """`model`: an ONNX model that the runtime has opened. What it takes from constants alone is as long in every run.
+    False also for one that cannot be read here."""
     try:
-        return all(domain in _DOMAINS and name not in _BY_VALUES for domain, name in _operators(memoryview(model)))
+        return all(_is_part_bounded(number, part) for number, part in _fields(memoryview(model)))
     except (IndexError, ValueError, RecursionError):
         return False
 
 
-def _operators(model: memoryview) -> Iterator[tuple[str, str]]:
-    """(domain, operator) of each node, also of functions and graphs inside nodes."""
-    for number, part in _fields(model):
-        if number == _MODEL_GRAPH:
-            yield from _in_nodes(part, _GRAPH_NODE)
-        elif number == _MODEL_FUNCTION:
-            yield from _in_nodes(part, _FUNCTION_NODE)
+def _is_part_bounded(number: int, part: memoryview) -> bool:
+    if number == _MODEL_GRAPH:
+        return _is_graph_bounded(part)
+    # A function may be called with anything.
+    return number != _MODEL_FUNCTION or _are_bounded(_nodes(part, _FUNCTION_NODE))
 
 
-def _in_nodes(part: memoryview, node: int) -> Iterator[tuple[str, str]]:
+def _is_graph_bounded(graph: memoryview) -> bool:
+    """Nodes come in an order in which each is after those that it reads."""
+    asked = set(_names(graph, _GRAPH_INPUT, _INPUT_NAME))
+    # A caller may give an initializer that is an input too.
+    constants = {"", *_names(graph, _GRAPH_INITIALIZER, _TENSOR_NAME)} - asked
+    for node in _nodes(graph, _GRAPH_NODE):
+        if not node.is_bounded(constants):
+            return False
+        if node.graphs:
+            if not all(_are_bounded(_nodes(each, _GRAPH_NODE)) for each in node.graphs):
+                return False
+        elif node.operator == "Constant" or (node.inputs and constants.issuperset(node.inputs)):
+            constants.update(node.outputs)
+    return True
+
+
+def _are_bounded(nodes: Iterable[_Node]) -> bool:
+    """Whatever they read."""
+    return all(
+        node.is_bounded({""}) and all(_are_bounded(_nodes(each, _GRAPH_NODE)) for each in node.graphs) for node in nodes
+    )
+
+
+def _nodes(part: memoryview, field: int) -> Iterator[_Node]:
+    """field: of the nodes."""
+    return (_node(content) for number, content in _fields(part) if number == field)
+
+
+def _node(part: memoryview) -> _Node:
+    domain = operator = ""
+    inputs, outputs, graphs = list[str](), list[str](), list[memoryview]()
     for number, content in _fields(part):
-        if number == node:
-            yield from _in_node(content)
-
-
-def _in_node(node: memoryview) -> Iterator[tuple[str, str]]:
-    domain = name = ""
-    for number, part in _fields(node):
         if number == _NODE_OPERATOR:
-            name = bytes(part).decode()
+            operator = bytes(content).decode()
         elif number == _NODE_DOMAIN:
-            domain = bytes(part).decode()
+            domain = bytes(content).decode()
+        elif number == _NODE_INPUT:
+            inputs.append(bytes(content).decode())
+        elif number == _NODE_OUTPUT:
+            outputs.append(bytes(content).decode())
         elif number == _NODE_ATTRIBUTE:
-            for inner, graph in _fields(part):
-                if inner in _ATTRIBUTE_GRAPHS:
-                    yield from _in_nodes(graph, _GRAPH_NODE)
-    yield domain, name
+            graphs += [graph for inner, graph in _fields(content) if inner in _ATTRIBUTE_GRAPHS]
+    return _Node(domain, operator, tuple(inputs), tuple(outputs), tuple(graphs))
+
+
+def _names(graph: memoryview, field: int, name: int) -> Iterator[str]:
+    """Of all messages in a field of the graph. name: number of theirs."""
+    for number, content in _fields(graph):
+        if number == field:
+            yield from (bytes(part).decode() for inner, part in _fields(content) if inner == name)
 
 
 def _fields(part: memoryview) -> Iterator[tuple[int, memoryview]]:

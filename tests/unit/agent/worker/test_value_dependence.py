@@ -1,5 +1,8 @@
 """Which models' runs are bounded by the size of a request."""
 
+from collections.abc import Sequence
+
+import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
@@ -35,6 +38,48 @@ def test_bounded_by_size(model: bytes, bounded: bool) -> None:
     assert is_bounded_by_size(model) is bounded
 
 
+def reading(*nodes: NodeProto, inputs: Sequence[str] = ("x",), initializers: Sequence[str] = ()) -> bytes:
+    """A graph with such nodes."""
+    values = [helper.make_tensor_value_info(each, TensorProto.FLOAT, [1]) for each in inputs]
+    made = [helper.make_tensor(each, TensorProto.FLOAT, [1], [2.0]) for each in initializers]
+    return helper.make_model(helper.make_graph(nodes, "m", values, values[:1], made)).SerializeToString()
+
+
+CONSTANT = helper.make_node("Constant", [], ["c"], value_float=2.0)
+RESIZED = helper.make_node("Resize", ["x", "", "c"], ["y"])
+TILED = helper.make_node("Tile", ["x", "d"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("model", "bounded"),
+    [
+        (reading(CONSTANT, RESIZED), True),
+        (reading(RESIZED, initializers=["c"]), True),
+        (reading(RESIZED, inputs=("x", "c")), False),
+        (reading(RESIZED, inputs=("x", "c"), initializers=["c"]), False),
+        (reading(CONSTANT, helper.make_node("Add", ["c", "c"], ["d"]), TILED), True),
+        (reading(CONSTANT, helper.make_node("Add", ["c", "x"], ["d"]), TILED), False),
+        (reading(RESIZED, CONSTANT), False),
+        (reading(helper.make_node("Shape", ["x"], ["c"]), RESIZED), False),
+        (reading(helper.make_node("RandomUniform", [], ["c"], shape=[1]), RESIZED), False),
+        (reading(helper.make_node("Pad", ["x", "c", "x"], ["y"]), initializers=["c"]), True),
+        (reading(helper.make_node("Pad", ["x", "c", "", "x"], ["y"]), initializers=["c"]), False),
+    ],
+    ids=[
+        "constant", "initializer", "input", "initializer-that-is-an-input", "of-constants", "of-a-value", "later",
+        "shape", "random", "pads", "axes",
+    ],
+)  # fmt: skip
+def test_what_constants_alone_decide_is_as_long_in_every_run(model: bytes, bounded: bool) -> None:
+    assert is_bounded_by_size(model) is bounded
+
+
+def test_a_graph_inside_knows_no_constants() -> None:
+    model = onnx.load_from_string(inside([helper.make_node("Tile", ["a", "c"], ["d"])]))
+    model.graph.node.insert(0, CONSTANT)
+    assert not is_bounded_by_size(model.SerializeToString())
+
+
 def test_a_function_of_the_model_is_looked_into() -> None:
     tile = helper.make_node("Tile", ["x", "n"], ["y"])
     function = helper.make_function("", "Mine", ["x", "n"], ["y"], [tile], [helper.make_opsetid("", 21)])
@@ -45,5 +90,7 @@ def test_a_function_of_the_model_is_looked_into() -> None:
     assert is_bounded_by_size(helper.make_model(graph, functions=[function]).SerializeToString())
 
 
-def test_the_angle_classifier_is_bounded() -> None:
-    assert is_bounded_by_size(models.recogniser().with_name("ch_ppocr_mobile_v2.0_cls_infer.onnx").read_bytes())
+@pytest.mark.parametrize("name", ["ch_ppocr_mobile_v2.0_cls_infer.onnx", "ch_PP-OCRv4_det_infer.onnx"])
+def test_models_of_wheels_are_bounded(name: str) -> None:
+    """The detector's six Resize take their scales from constants."""
+    assert is_bounded_by_size(models.recogniser().with_name(name).read_bytes())
