@@ -217,8 +217,8 @@ def test_the_reference_of_limits_is_true() -> None:
         ),
         "calls of a port that are answered from their head alone (readiness), of all callers, of one, and of one "
         "tenant": f"{ingress.HEAD_CALLS:,}, {ingress.HEAD_CALLS_PER_CALLER}; {ingress.HEAD_CALLS_PER_PAYER}",
-        "calls of a port that wait for news (health), of all callers and of one": (
-            f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}"
+        "calls of a port that wait for news (health), of all callers, of one, and of one tenant": (
+            f"{ingress.WATCHES:,}, {ingress.WATCHES_PER_CALLER}; {ingress.WATCHES_PER_PAYER}"
         ),
         "calls of one caller at a front, and streams; calls of one tenant": (
             f"{call_places.CALLS_PER_CALLER}, {call_places.STREAMS_PER_CALLER}; {call_places.CALLS_PER_PAYER:,}"
@@ -233,10 +233,10 @@ def test_the_reference_of_limits_is_true() -> None:
             "fewer where the answer would come after the deadline, as measured "
             f"({FrontSettings('', '').timeout_s:g} s where a request names none)"
         ),
-        "messages on their way in, of one caller and of all": (
-            f"{ingress.READ_SLOTS_PER_CALLER}, {ingress.READ_SLOTS}; "
+        "messages on their way in, of one caller, of one tenant and of all": (
+            f"{ingress.READ_SLOTS_PER_CALLER}, {ingress.READ_SLOTS_PER_PAYER}, {ingress.READ_SLOTS}; "
             f"with a crowd waiting each has {ingress.GRACE_S:g} s; "
-            "the caller with fewest is next"
+            "the tenant with fewest is next, of it the caller with fewest"
         ),
         "answers that one caller does not read": f"{call_places.BYTES_PER_CALLER // MIB} MiB",
         "messages of one node on its link, at once and a second": (

@@ -109,12 +109,13 @@ class CallPlaces:
 class CallPlace:
     """The place of one call, until `leave` or the end of its context."""
 
-    __slots__ = ("_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream", "_payer", "_places")
+    __slots__ = ("_answer", "_answer_bytes", "_caller", "_has_left", "_held", "_is_stream", "_places", "payer")
 
     def __init__(self, places: CallPlaces, caller: str, payer: str, held: CallerUsage, *, is_stream: bool) -> None:
         self._places = places
         self._caller = caller
-        self._payer = payer
+        self.payer = payer
+        """Empty where it is not known."""
         self._held = held
         self._is_stream = is_stream
         self._answer: MemoryCharge | None = None
@@ -142,7 +143,7 @@ class CallPlace:
         if not self._has_left:
             self._has_left = True
             self.release_answer()
-            self._places.leave(self._caller, self._payer, stream=self._is_stream)
+            self._places.leave(self._caller, self.payer, stream=self._is_stream)
 
     def __enter__(self) -> "CallPlace":
         return self

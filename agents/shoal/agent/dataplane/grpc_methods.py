@@ -227,8 +227,8 @@ class GrpcMethods:
         """A method with small requests."""
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
-            with self._begin_call(call):
-                request = await self._read_small(call, exchange)
+            with self._begin_call(call) as place:
+                request = await self._read_small(call, exchange, place.payer)
                 await exchange.send(await answer(call, parse(kind, _require_message(request), SMALL_LIMITS)))
 
         return self._streaming(handle)
@@ -238,9 +238,9 @@ class GrpcMethods:
             return self._whole(method)
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
-            method.admit(call)
+            payer = method.admit(call) or ""
             with self.admission.places.take(call.caller):
-                request = await self._read_small(call, exchange)
+                request = await self._read_small(call, exchange, payer)
                 await exchange.send(await method.answer(call, _require_message(request)))
 
         return self._streaming(handle)
@@ -253,31 +253,31 @@ class GrpcMethods:
         """The same of a call that is answered from its head alone. Raises ShoalError."""
         return self.admission.head_call(call.caller, self._service.tenant_of(call))
 
-    async def _read_small(self, call: InboundCall, exchange: Exchange) -> bytes | None:
+    async def _read_small(self, call: InboundCall, exchange: Exchange, payer: str) -> bytes | None:
         """Read the next message of a method with small requests; None at the end of the call. Inside
-        `CallPlaces.take`.
+        `CallPlaces.take`. `payer`: empty for the caller itself.
 
         Raises MessageTooLarge, ShoalError(INVALID_ARGUMENT | TOO_LARGE | TOO_SLOW).
         """
-        async with self.admission.small_read_slot(call.caller):
+        async with self.admission.small_read_slot(call.caller, payer):
             request = await exchange.call.read(SMALL_BYTES)
         return None if request is None else await expand(request, expanded_size(request, SMALL_BYTES))
 
     async def _reflect(self, call: InboundCall, exchange: Exchange) -> None:
         """Answer reflection requests in order, until the caller ends the stream or is no longer authorized."""
         self._service.server_ready(call)
-        with self._begin_call(call, stream=True):
-            while (request := await self._read_small(call, exchange)) is not None:
+        with self._begin_call(call, stream=True) as place:
+            while (request := await self._read_small(call, exchange, place.payer)) is not None:
                 asked = parse(reflection_pb2.ServerReflectionRequest, request, SMALL_LIMITS)
                 self._service.server_ready(call)
                 await exchange.send(reflection.answer(asked))
 
     async def _watch_health(self, call: InboundCall, exchange: Exchange) -> None:
         self._service.server_ready(call)
-        with self._begin_call(call):
-            request = await self._read_small(call, exchange)
+        with self._begin_call(call) as place:
+            request = await self._read_small(call, exchange, place.payer)
         asked = parse(health_pb2.HealthCheckRequest, _require_message(request), SMALL_LIMITS)
-        async with self.admission.watch(call.caller):
+        async with self.admission.watch(call.caller, place.payer):
             await grpc_health.watch(self._service, call, asked.service, exchange.send)
 
     def _streaming(
@@ -430,7 +430,7 @@ class GrpcMethods:
         payer = self._service.admit(call)
         with self.admission.places.take(call.caller, payer, stream=True) as place:
             while True:
-                async with self.admission.stream_read(call.caller):
+                async with self.admission.stream_read(call.caller, payer):
                     request = await carried.read(MAX_MESSAGE)
                 if request is None:
                     return

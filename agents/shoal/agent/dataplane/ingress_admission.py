@@ -7,9 +7,9 @@ every transport passes through here. Unauthenticated callers have separate limit
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sized
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.agent.dataplane.call_places import CallPlace, CallPlaces, overload
 from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, shed_refusal
@@ -19,6 +19,9 @@ from shoal.types.codes import Code, ShoalError, refuse
 
 READ_SLOTS: Final = 32
 READ_SLOTS_PER_CALLER: Final = 8
+READ_SLOTS_PER_PAYER: Final = 3 * READ_SLOTS // 4
+"""A tenant may have many credentials: what it leaves is as many as one other caller may have, so that no message of
+another tenant waits for those of one."""
 HEAD_CALLS: Final = 1024
 """Concurrent calls that are answered from their head alone, as readiness is; they do not count in CALLS, so that a
 front with many calls still says that it is ready. They hold nothing but their response, until it is taken. A choice."""
@@ -30,6 +33,7 @@ ANONYMOUS_PER_ADDRESS: Final = 64
 WATCHES: Final = 1024
 """Concurrent watches of all callers; they do not count in CALLS. Each takes 28 KiB (measured with 800)."""
 WATCHES_PER_CALLER: Final = 256
+WATCHES_PER_PAYER: Final = 3 * WATCHES // 4
 GRACE_S: Final = 10.0
 """Seconds for one message when another waits for its slot."""
 SLOT_WAIT_S: Final = GRACE_S + 2.0
@@ -46,106 +50,130 @@ STREAM_S: Final = 300.0
 """Seconds for the next message of a stream: longer than any request may take."""
 
 
-class _ReadSlots:
-    """A bounded number of read slots. Where all are taken, each read inside has at most GRACE_S from its start.
+class _Reader(NamedTuple):
+    """Who reads a message, or waits for a slot to read it."""
 
-    A freed slot goes to the waiting caller that has the fewest, so that a caller with many reads does not delay others.
+    caller: str
+    payer: str
+
+
+class _ReadSlots:
+    """A bounded number of read slots, and of these as many as one payer may have. Where a reader waits, each read
+    inside whose end would let it in has at most GRACE_S from its start.
+
+    A freed slot goes to the waiting payer that has the fewest, and of that to the caller that has the fewest: whoever
+    has many reads does not delay others, whatever the number of its credentials.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most_per_payer: int) -> None:
         self._free = count
-        self._used: Counter[str] = Counter()
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        self._inside: dict[Limit, float] = {}
+        self._most_per_payer = most_per_payer
+        self._by_caller: Counter[str] = Counter()
+        self._by_payer: Counter[str] = Counter()
+        self._waiting: list[tuple[_Reader, asyncio.Future[None]]] = []
+        self._inside: dict[Limit, tuple[_Reader, float]] = {}
+        """Who reads under each limit, and since when."""
 
     @asynccontextmanager
-    async def hold(self, caller: str) -> AsyncIterator[bool]:
-        """Hold a slot; yields whether all were taken. Raises CallRefused(OVERLOADED) when none is freed in
+    async def hold(self, reader: _Reader) -> AsyncIterator[bool]:
+        """Hold a slot; yields whether it had to wait. Raises CallRefused(OVERLOADED) when none is freed in
         SLOT_WAIT_S."""
-        is_full = not self._free
+        is_full = self.is_full_for(reader)
         if is_full:
-            await self._wait(caller)
+            await self._wait(reader)
         else:
-            self._free -= 1
-            self._used[caller] += 1
+            self._take(reader)
         try:
             yield is_full
         finally:
-            self._release(caller)
+            self._release(reader)
 
-    @property
-    def is_full(self) -> bool:
-        return not self._free
+    def is_full_for(self, reader: _Reader) -> bool:
+        return not self._free or self._has_share(reader)
 
-    def take_free(self, caller: str, limit: Limit) -> bool:
+    def take_free(self, reader: _Reader, limit: Limit) -> bool:
         """As `hold` and `track`, until `give_back`; False, and nothing is held, where it would have to wait."""
-        if not self._free:
+        if self.is_full_for(reader):
             return False
-        self._free -= 1
-        self._used[caller] += 1
-        self._inside[limit] = asyncio.get_running_loop().time()
+        self._take(reader)
+        self._inside[limit] = reader, asyncio.get_running_loop().time()
         return True
 
-    def begin_wait(self, caller: str) -> asyncio.Future[None]:
+    def begin_wait(self, reader: _Reader) -> asyncio.Future[None]:
         """Done once a slot is held: then `begin_track` it, until `give_back`. Before that, `end_wait`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for limit, since in self._inside.items():
-            limit.end_by(max(now, since + GRACE_S))
+        for limit, (inside, since) in self._inside.items():
+            if self._may_follow(reader, inside):
+                limit.end_by(max(now, since + GRACE_S))
         turn = loop.create_future()
-        self._waiting.append((caller, turn))
+        self._waiting.append((reader, turn))
         return turn
 
-    def end_wait(self, caller: str, turn: asyncio.Future[None]) -> None:
+    def end_wait(self, reader: _Reader, turn: asyncio.Future[None]) -> None:
         """Nobody waits any more; a slot that was assigned at the same moment is freed."""
         if turn.done() and not turn.cancelled():
-            self._release(caller)
+            self._release(reader)
         else:
-            self._waiting.remove((caller, turn))
+            self._waiting.remove((reader, turn))
             turn.cancel()
 
-    def begin_track(self, limit: Limit) -> None:
+    def begin_track(self, reader: _Reader, limit: Limit) -> None:
         """A read begins that has a slot."""
-        now = self._inside[limit] = asyncio.get_running_loop().time()
-        # Callers may have begun to wait after this one got its slot and before it was tracked.
-        if any(not turn.done() for _, turn in self._waiting):
+        now = asyncio.get_running_loop().time()
+        self._inside[limit] = reader, now
+        # Others may have begun to wait after this one got its slot and before it was tracked.
+        if any(self._may_follow(other, reader) for other, turn in self._waiting if not turn.done()):
             limit.end_by(now + GRACE_S)
 
-    def give_back(self, caller: str, limit: Limit) -> None:
+    def give_back(self, reader: _Reader, limit: Limit) -> None:
         del self._inside[limit]
-        self._release(caller)
+        self._release(reader)
 
     @contextmanager
-    def track(self, limit: Limit) -> Iterator[None]:
-        self.begin_track(limit)
+    def track(self, reader: _Reader, limit: Limit) -> Iterator[None]:
+        self.begin_track(reader, limit)
         try:
             yield
         finally:
             del self._inside[limit]
 
-    async def _wait(self, caller: str) -> None:
+    async def _wait(self, reader: _Reader) -> None:
         """Return with a slot taken."""
-        turn = self.begin_wait(caller)
+        turn = self.begin_wait(reader)
         try:
             async with asyncio.timeout(SLOT_WAIT_S):
                 await turn
         except (asyncio.CancelledError, TimeoutError) as error:
-            self.end_wait(caller, turn)
+            self.end_wait(reader, turn)
             if isinstance(error, TimeoutError):
                 raise _no_slot() from error
             raise
 
-    def _release(self, caller: str) -> None:
-        self._used[caller] -= 1
-        if not self._used[caller]:
-            del self._used[caller]
-        waiting = [(other, turn) for other, turn in self._waiting if not turn.done()]
+    def _has_share(self, reader: _Reader) -> bool:
+        """Whether its payer has as many slots as it may have."""
+        return self._by_payer[reader.payer] >= self._most_per_payer
+
+    def _may_follow(self, waiting: _Reader, inside: _Reader) -> bool:
+        """Whether the end of a read lets in a reader that waits."""
+        return waiting.payer == inside.payer or not self._has_share(waiting)
+
+    def _take(self, reader: _Reader) -> None:
+        self._free -= 1
+        self._by_caller[reader.caller] += 1
+        self._by_payer[reader.payer] += 1
+
+    def _release(self, reader: _Reader) -> None:
+        self._free += 1
+        _decrement(self._by_caller, reader.caller)
+        _decrement(self._by_payer, reader.payer)
+        waiting = [each for each in self._waiting if not each[1].done() and not self._has_share(each[0])]
         if not waiting:
-            self._free += 1
             return
-        other, turn = min(waiting, key=lambda one: self._used[one[0]])
-        self._waiting.remove((other, turn))
-        self._used[other] += 1
+        first = min(waiting, key=lambda each: (self._by_payer[each[0].payer], self._by_caller[each[0].caller]))
+        self._waiting.remove(first)
+        other, turn = first
+        self._take(other)
         turn.set_result(None)
 
 
@@ -264,9 +292,9 @@ class _CallerReads:
     """Messages of one caller that do not arrive at once."""
 
     def __init__(self) -> None:
-        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER)
+        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER)
         """For inference requests."""
-        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER)
+        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER)
         """For requests of other methods."""
         self.first = _FirstReads()
 
@@ -274,8 +302,8 @@ class _CallerReads:
 class IngressAdmission:
     """Admission of one transport.
 
-    A `caller` is the verified name whose limits apply. A `payer` is charged for a message's memory; by default the
-    caller.
+    A `caller` is the verified name whose limits apply. A `payer` is the tenant that its limits are part of, and that is
+    charged for a message's memory; by default the caller.
     """
 
     def __init__(self, memory: MessageMemory | None = None) -> None:
@@ -283,14 +311,14 @@ class IngressAdmission:
         self._memory = memory or MessageMemory()
         self.places = CallPlaces(self._memory)
         """Of all calls but those that are answered from their head, or that watch."""
-        self._slots = _ReadSlots(READ_SLOTS)
-        self._small_slots = _ReadSlots(READ_SLOTS)
+        self._slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER)
+        self._small_slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER)
         self._limits = ReadLimits()
         self._head_calls: Counter[str] = Counter()
         self._head_calls_by_payer: Counter[str] = Counter()
         self._anonymous: Counter[str] = Counter()
-        self._watches: dict[str, dict[asyncio.Timeout, None]] = {}
-        """Watches by caller, the oldest first."""
+        self._watches: dict[str, dict[str, dict[asyncio.Timeout, None]]] = {}
+        """Watches by payer and caller, the oldest first."""
 
     def _reads_of(self, caller: str) -> _CallerReads:
         """Of a caller with a place."""
@@ -323,44 +351,55 @@ class IngressAdmission:
             yield
 
     @asynccontextmanager
-    async def watch(self, caller: str) -> AsyncIterator[None]:
+    async def watch(self, caller: str, payer: str = "") -> AsyncIterator[None]:
         """Count a call that waits for updates, once its request was read.
 
-        A watch holds no message and does not count as a call. Where all are taken, the oldest watch of the caller with
-        the most ends. Raises CallRefused(OVERLOADED).
+        A watch holds no message and does not count as a call. Where all are taken, or all that a payer may have, the
+        oldest watch of the payer with the most ends, of its caller with the most. Raises CallRefused(OVERLOADED).
         """
-        own = self._watches.get(caller, {})
-        if len(own) >= WATCHES_PER_CALLER:
-            raise overload(f"{len(own)} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
-        if sum(map(len, self._watches.values())) >= WATCHES:
-            self._evict_watch(more_than=len(own) + 1)
+        payer = payer or caller
+        self._make_room_for_watch(caller, payer)
         try:
             async with asyncio.timeout(None) as limit:
-                self._watches.setdefault(caller, {})[limit] = None
+                self._watches.setdefault(payer, {}).setdefault(caller, {})[limit] = None
                 try:
                     yield
                 finally:
-                    self._remove_watch(caller, limit)
+                    self._remove_watch(caller, payer, limit)
         except TimeoutError as error:
-            raise overload(
-                "a watch of the caller with most, while all are taken", f"at most {WATCHES} of all"
-            ) from error
+            found = "a watch of whoever has most, while all are taken"
+            raise overload(found, f"at most {WATCHES} of all, {WATCHES_PER_PAYER} of a tenant") from error
 
-    def _evict_watch(self, more_than: int) -> None:
-        """Raises CallRefused(OVERLOADED) when no caller has more than `more_than`."""
-        most = max(self._watches, key=lambda caller: len(self._watches[caller]))
-        if len(self._watches[most]) <= more_than:
-            raise overload(f"{WATCHES} watches of all callers", f"at most {WATCHES} at once")
-        oldest = next(iter(self._watches[most]))
-        self._remove_watch(most, oldest)
+    def _make_room_for_watch(self, caller: str, payer: str) -> None:
+        """Raises CallRefused(OVERLOADED) where nobody else has more than this one would then have."""
+        by_payer = {each: _total(held) for each, held in self._watches.items()}
+        own, ours = len(self._watches.get(payer, {}).get(caller, ())), by_payer.get(payer, 0)
+        if own >= WATCHES_PER_CALLER:
+            raise overload(f"{own} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
+        is_tenant_full, is_full = ours >= WATCHES_PER_PAYER, sum(by_payer.values()) >= WATCHES
+        if not is_tenant_full and not is_full:
+            return
+        most = max(by_payer, key=by_payer.__getitem__)
+        if is_tenant_full or by_payer[most] <= ours + 1:
+            most = payer  # others keep theirs
+            if all(len(each) <= own + 1 for each in self._watches.get(payer, {}).values()):
+                found = f"{ours} watches of this tenant, {sum(by_payer.values())} of all callers"
+                raise overload(found, f"at most {WATCHES_PER_PAYER} and {WATCHES} at once")
+        of_most = self._watches[most]
+        loser = max(of_most, key=lambda each: len(of_most[each]))
+        oldest = next(iter(of_most[loser]))
+        self._remove_watch(loser, most, oldest)
         oldest.reschedule(asyncio.get_running_loop().time())
 
-    def _remove_watch(self, caller: str, limit: asyncio.Timeout) -> None:
+    def _remove_watch(self, caller: str, payer: str, limit: asyncio.Timeout) -> None:
         """Remove a watch; idempotent."""
-        own = self._watches.get(caller, {})
+        of_payer = self._watches.get(payer, {})
+        own = of_payer.get(caller, {})
         own.pop(limit, None)
         if not own:
-            self._watches.pop(caller, None)
+            of_payer.pop(caller, None)
+        if not of_payer:
+            self._watches.pop(payer, None)
 
     @asynccontextmanager
     async def read_slot(
@@ -372,16 +411,17 @@ class IngressAdmission:
         memory.
         """
         own, memory, payer = self._reads_of(caller), self._memory, payer or caller
+        reader = _Reader(caller, payer)
         async with AsyncExitStack() as inside:
-            mine = await inside.enter_async_context(own.slots.hold(caller))
-            ours = await inside.enter_async_context(self._slots.hold(caller))
+            mine = await inside.enter_async_context(own.slots.hold(reader))
+            ours = await inside.enter_async_context(self._slots.hold(reader))
             if size is None and not memory.has_seen(caller):
                 await inside.enter_async_context(own.first.turn(lambda: memory.has_seen(caller)))
             expected = memory.expected_bytes(caller) if size is None else size
             await memory.wait_for_room(payer, expected, SLOT_WAIT_S)
             with memory.hold_expected(caller, payer, size):
                 limit_s = GRACE_S if mine or ours else max_s
-                async with self._read_limit(caller, limit_s, (own.slots, self._slots)):
+                async with self._read_limit(reader, limit_s, (own.slots, self._slots)):
                     yield
 
     def begin_read(
@@ -410,29 +450,30 @@ class IngressAdmission:
         return found
 
     @asynccontextmanager
-    async def small_read_slot(self, caller: str) -> AsyncIterator[None]:
+    async def small_read_slot(self, caller: str, payer: str = "") -> AsyncIterator[None]:
         """As `read_slot`, for a method with small requests. Its slots are separate, so that these do not delay
         inferences."""
         own, shared = self._reads_of(caller).small_slots, self._small_slots
-        async with own.hold(caller), shared.hold(caller), self._read_limit(caller, SMALL_S, (own, shared)):
+        reader = _Reader(caller, payer or caller)
+        async with own.hold(reader), shared.hold(reader), self._read_limit(reader, SMALL_S, (own, shared)):
             yield
 
     @asynccontextmanager
-    async def stream_read(self, caller: str) -> AsyncIterator[None]:
+    async def stream_read(self, caller: str, payer: str = "") -> AsyncIterator[None]:
         """As `read_slot`, for a stream: whether its next message has begun is unknown."""
-        async with self._read_limit(caller, STREAM_S, ()):
+        async with self._read_limit(_Reader(caller, payer or caller), STREAM_S, ()):
             yield
 
     @asynccontextmanager
-    async def _read_limit(self, caller: str, limit_s: float, slots: tuple[_ReadSlots, ...]) -> AsyncIterator[None]:
+    async def _read_limit(self, reader: _Reader, limit_s: float, slots: tuple[_ReadSlots, ...]) -> AsyncIterator[None]:
         reading = None
         try:
             async with asyncio.timeout(limit_s) as timeout:
                 limit = _TaskLimit(timeout)
                 with ExitStack() as noted:
                     for each in slots:
-                        noted.enter_context(each.track(limit))
-                    reading = noted.enter_context(self._memory.track_read(caller, limit))
+                        noted.enter_context(each.track(reader, limit))
+                    reading = noted.enter_context(self._memory.track_read(reader.caller, reader.payer, limit))
                     yield
         except TimeoutError as error:
             if reading is not None and reading.is_shed:
@@ -444,8 +485,8 @@ class MessagePlace:
     """The place of one message that is being read, or waits for a slot of its caller, until `leave`."""
 
     __slots__ = (
-        "_call", "_caller", "_charge", "_limit", "_limits", "_memory", "_on_expired", "_payer", "_reading", "_size",
-        "_slots", "_turn",
+        "_call", "_charge", "_limit", "_limits", "_memory", "_on_expired", "_reader", "_reading", "_size", "_slots",
+        "_turn",
     )  # fmt: skip
 
     def __init__(
@@ -462,7 +503,8 @@ class MessagePlace:
         self._limits = limits
         self._call = call
         self._slots = slots
-        self._caller, self._payer, self._size = message
+        caller, payer, self._size = message
+        self._reader = _Reader(caller, payer)
         self._on_expired = on_expired
         self._limit: ReadLimit | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -478,10 +520,10 @@ class MessagePlace:
         """Whether there is a place, now or once `on_turn` is told; otherwise nothing is held."""
         own, _ = self._slots
         now = asyncio.get_running_loop().time()
-        if not own.is_full:
+        if not own.is_full_for(self._reader):
             limit = self._limits.add(now + MAX_READ_S, self._expire)
-            return own.take_free(self._caller, limit) and self._begin_read(limit)
-        self._turn = turn = own.begin_wait(self._caller)
+            return own.take_free(self._reader, limit) and self._begin_read(limit)
+        self._turn = turn = own.begin_wait(self._reader)
         self._limit = self._limits.add(now + SLOT_WAIT_S, lambda: self._on_expired(_no_slot()))
         turn.add_done_callback(lambda _: self._on_turn(turn, on_turn))
         return True
@@ -493,12 +535,12 @@ class MessagePlace:
             self._limit.cancel()
         if self._turn is not None:
             turn, self._turn = self._turn, None
-            own.end_wait(self._caller, turn)
+            own.end_wait(self._reader, turn)
         if self._reading is not None and self._limit is not None:
             self._memory.end_read(self._reading)
             self._reading = None
-            own.give_back(self._caller, self._limit)
-            shared.give_back(self._caller, self._limit)
+            own.give_back(self._reader, self._limit)
+            shared.give_back(self._reader, self._limit)
         if self._charge is not None:
             self._charge.release()
         self._call.leave()
@@ -510,18 +552,19 @@ class MessagePlace:
         if self._limit is not None:
             self._limit.cancel()
         limit = self._limits.add(asyncio.get_running_loop().time() + GRACE_S, self._expire)
-        self._slots[0].begin_track(limit)
+        self._slots[0].begin_track(self._reader, limit)
         on_turn(self._begin_read(limit))
 
     def _begin_read(self, limit: ReadLimit) -> bool:
         """With a slot of the caller's: whether there are one of all, and memory; otherwise the slot is given back."""
         own, shared = self._slots
-        if self._memory.has_room(self._payer, self._size) and shared.take_free(self._caller, limit):
+        caller, payer = self._reader
+        if self._memory.has_room(payer, self._size) and shared.take_free(self._reader, limit):
             self._limit = limit
-            self._charge = self._memory.hold(self._payer, self._size)
-            self._reading = self._memory.begin_read(self._caller, limit)
+            self._charge = self._memory.hold(payer, self._size)
+            self._reading = self._memory.begin_read(caller, payer, limit)
             return True
-        own.give_back(self._caller, limit)
+        own.give_back(self._reader, limit)
         limit.cancel()
         return False
 
@@ -545,6 +588,14 @@ def _counted(counts: Counter[str], name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        counts[name] -= 1
-        if not counts[name]:
-            del counts[name]
+        _decrement(counts, name)
+
+
+def _decrement(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
+
+
+def _total(held: Mapping[str, Sized]) -> int:
+    return sum(map(len, held.values()))

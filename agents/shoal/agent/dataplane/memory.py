@@ -3,7 +3,7 @@
 A message is charged with all its copies from its read until its answer is sent. A transport cannot tell a message's
 size before it has the message. So a caller's next message is expected to be as large as its recent largest one. The
 excess over that expectation is measured: while a read is open, the process's own memory is sampled. Where it exceeds
-the budget, reads are ended, those of the caller with the most reads first.
+the budget, reads are ended, those of the tenant with the most reads first.
 """
 
 import asyncio
@@ -85,6 +85,8 @@ class MessageRead:
 
     # Verified name of its caller.
     caller: str
+    # Whom its memory is charged to.
+    payer: str
     # What ends the read.
     limit: Limit
     # When the read began, by the event loop's clock.
@@ -200,9 +202,9 @@ class MessageMemory:
         if len(self._sizes) > MAX_CALLERS:
             self._sizes.popitem(last=False)
 
-    def begin_read(self, caller: str, limit: Limit) -> MessageRead:
+    def begin_read(self, caller: str, payer: str, limit: Limit) -> MessageRead:
         """Track a read while a message arrives, until `end_read`."""
-        reading = MessageRead(caller, limit, asyncio.get_running_loop().time())
+        reading = MessageRead(caller, payer, limit, asyncio.get_running_loop().time())
         self._readings.append(reading)
         self._opened.set()
         return reading
@@ -211,9 +213,9 @@ class MessageMemory:
         self._readings.remove(reading)
 
     @contextmanager
-    def track_read(self, caller: str, limit: Limit) -> Iterator[MessageRead]:
+    def track_read(self, caller: str, payer: str, limit: Limit) -> Iterator[MessageRead]:
         """As `begin_read`, until the end of its context."""
-        reading = self.begin_read(caller, limit)
+        reading = self.begin_read(caller, payer, limit)
         try:
             yield reading
         finally:
@@ -264,16 +266,17 @@ class MessageMemory:
     def _shed_reads(self, now: float) -> None:
         """End reads while the process exceeds the budget and held messages do not explain it.
 
-        Enough reads are ended to remove the excess, assuming that each brought as much. Reads of the caller with the
-        most reads go first, the oldest first.
+        Enough reads are ended to remove the excess, assuming that each brought as much. Reads of the payer with the
+        most reads go first, of these the caller's with the most, the oldest first.
         """
         taken = self._message_bytes()
         unknown = taken - self.held_bytes
         if taken <= self.budget or unknown <= UNEXPLAINED_BYTES:
             return
+        of_payer = Counter(each.payer for each in self._readings)
         of = Counter(each.caller for each in self._readings)
         old = [each for each in self._readings if not each.is_shed and now - each.since >= MIN_READ_AGE_S]
-        old.sort(key=lambda each: (-of[each.caller], each.since))
+        old.sort(key=lambda each: (-of_payer[each.payer], -of[each.caller], each.since))
         for each in old[: math.ceil((taken - self.budget) * len(self._readings) / unknown)]:
             each.is_shed = True
             each.limit.end_by(now)

@@ -214,6 +214,30 @@ async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -
     watching.cancel()
 
 
+async def test_a57_reads_of_the_tenant_with_most_are_ended_whatever_its_credentials() -> None:
+    """Its credentials have one each, the other tenant's has two."""
+    taken = [40 * MIB]
+    memory = MessageMemory(budget=100 * MIB, resident_bytes=lambda: taken[-1], allocated_bytes=lambda: None)
+    watching = asyncio.create_task(memory.watch())
+    await asyncio.wait((watching,), timeout=0.01)
+    ended = list[str]()
+
+    class Read:
+        def __init__(self, payer: str) -> None:
+            self._payer = payer
+
+        def end_by(self, when: float) -> None:
+            ended.append(self._payer)
+            taken.append(40 * MIB)
+
+    for caller, payer in (("s", "shop"), ("s", "shop"), ("a-1", "acme"), ("a-2", "acme"), ("a-3", "acme")):
+        memory.begin_read(caller, payer, Read(payer))
+    taken.append(150 * MIB)
+    await until(lambda: ended, 5.0, "one to be ended")
+    assert ended == ["acme"]
+    watching.cancel()
+
+
 @pytest.mark.parametrize("has_heap", [False, True])
 async def test_a57_no_read_is_ended_for_what_sessions_hold(has_heap: bool) -> None:
     sessions = 0

@@ -13,8 +13,10 @@ from shoal.agent.dataplane.call_places import BYTES_PER_CALLER, CALLS_PER_CALLER
 from shoal.agent.dataplane.ingress_admission import (
     READ_SLOTS,
     READ_SLOTS_PER_CALLER,
+    READ_SLOTS_PER_PAYER,
     WATCHES,
     WATCHES_PER_CALLER,
+    WATCHES_PER_PAYER,
     IngressAdmission,
     MessagePlace,
     ReadLimits,
@@ -31,12 +33,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def drip(
-    intake: IngressAdmission, caller: str, inside: asyncio.Event | None = None, *, read_s: float = 30.0
+    intake: IngressAdmission,
+    caller: str,
+    inside: asyncio.Event | None = None,
+    *,
+    read_s: float = 30.0,
+    payer: str = "",
 ) -> Code:
     """A message that never comes; how that ends."""
     with intake.places.take(caller):
         try:
-            async with intake.read_slot(caller, read_s):
+            async with intake.read_slot(caller, read_s, size=1, payer=payer):
                 if inside is not None:
                     inside.set()
                 await asyncio.Event().wait()
@@ -101,6 +108,48 @@ async def test_who_stops_waiting_takes_no_place_with_it(monkeypatch: pytest.Monk
     async with running(*(drip(intake, f"slow-{n % 8}") for n in range(module.READ_SLOTS - 1))) as tasks:
         await quickly(intake, "victim")
         assert not any(task.done() for task in tasks), "there was a place for everybody"
+
+
+async def test_slow_messages_of_one_tenants_credentials_cost_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOT_WAIT_S", 30.0)
+    monkeypatch.setattr(module, "GRACE_S", 30.0)
+    intake = IngressAdmission()
+    slow = [drip(intake, f"token-{n}", payer="acme") for n in range(2 * READ_SLOTS)]
+    async with running(*slow) as tasks:
+        assert await quickly(intake, "victim") < 5.0
+        assert not any(task.done() for task in tasks)
+
+
+async def test_only_reads_of_a_tenant_that_has_its_share_make_way_for_its_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SLOT_WAIT_S", 30.0)
+    intake = IngressAdmission()
+    others = [drip(intake, "token-of-shop", payer="shop") for _ in range(READ_SLOTS - READ_SLOTS_PER_PAYER - 1)]
+    slow = [drip(intake, f"token-{n}", payer="acme") for n in range(READ_SLOTS_PER_PAYER)]
+    more = drip(intake, "token-late", payer="acme")
+    async with running(*others) as of_shop, running(*slow) as of_acme, running(more) as (late,):
+        assert {await each for each in of_acme} == {Code.TOO_SLOW}
+        assert not any(each.done() for each in (*of_shop, late))
+
+
+async def test_a_slot_goes_to_the_tenant_with_fewest_and_there_to_the_credential_with_fewest() -> None:
+    slots = module._ReadSlots(4, 3)
+    reader = module._Reader
+    order = list[str]()
+
+    def wait(caller: str, payer: str) -> None:
+        slots.begin_wait(reader(caller, payer)).add_done_callback(lambda _: order.append(caller))
+
+    inside = [reader("s-1", "shop"), reader("s-1", "shop"), reader("a-1", "acme"), reader("a-1", "acme")]
+    for each in inside:
+        slots._take(each)
+    for caller, payer in (("a-1", "acme"), ("a-2", "acme"), ("m-1", "mill")):
+        wait(caller, payer)
+    for each in inside[:3]:
+        slots._release(each)
+        await asyncio.sleep(0)  # noqa: TID251 - who gets it is told
+    assert order == ["m-1", "a-2", "a-1"]
 
 
 async def test_who_finds_no_place_is_told_in_time() -> None:
@@ -195,10 +244,10 @@ def test_answers_that_are_not_read_are_bounded() -> None:
     assert memory.held_bytes == 0, "a place that was left holds nothing"
 
 
-async def wait_for_news(intake: IngressAdmission, caller: str) -> Code:
+async def wait_for_news(intake: IngressAdmission, caller: str, payer: str = "") -> Code:
     """A watch that nothing ends but the intake; how that ends it."""
     try:
-        async with intake.watch(caller):
+        async with intake.watch(caller, payer):
             await asyncio.Event().wait()
     except ShoalError as error:
         return error.code
@@ -232,6 +281,30 @@ async def test_a_caller_with_few_watches_gets_the_place_of_one_with_many() -> No
             assert any(task.done() for task in more), "who has as many as others takes from nobody"
 
 
+async def test_watches_of_one_tenants_credentials_leave_places_to_others() -> None:
+    """A watch each: none is the credential with most. Beyond the tenant's share nobody else loses one."""
+    intake = IngressAdmission()
+    every = [wait_for_news(intake, f"token-{n}", "acme") for n in range(WATCHES)]
+    async with running(*every) as tasks:
+        assert [task.done() for task in tasks] == [n >= WATCHES_PER_PAYER for n in range(WATCHES)]
+        others = [wait_for_news(intake, "token-of-shop", "shop") for _ in range(WATCHES_PER_CALLER)]
+        async with running(*others) as of_shop, running(wait_for_news(intake, "late", "mill")) as (late,):
+            assert await tasks[0] is Code.OVERLOADED, "all are taken: the oldest of the tenant with most"
+            assert not any(each.done() for each in (*of_shop, late))
+    assert not intake._watches
+
+
+async def test_within_a_tenant_the_credential_with_most_watches_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCHES_PER_PAYER", 4)
+    intake = IngressAdmission()
+    every = [wait_for_news(intake, caller, "acme") for caller in ("a", "b", "b", "b")]
+    async with running(wait_for_news(intake, "shop")) as (other,), running(*every) as (first, oldest, *rest):
+        assert await wait_for_news(intake, "b", "acme") is Code.OVERLOADED
+        async with running(wait_for_news(intake, "c", "acme")) as (late,):
+            assert await oldest is Code.OVERLOADED
+            assert not any(each.done() for each in (other, first, late, *rest))
+
+
 class Reads:
     """Messages that no task reads."""
 
@@ -241,11 +314,14 @@ class Reads:
         self.ended: list[Code] = []
 
     def begin(self, caller: str = "a", size: int = 1000) -> MessagePlace:
-        found = self.intake.begin_read(
-            caller, size, caller, lambda error: self.ended.append(error.code), self.turns.append
-        )
+        found = self.find(caller, caller, size)
         assert found is not None
         return found
+
+    def find(self, caller: str, payer: str, size: int = 1000) -> MessagePlace | None:
+        return self.intake.begin_read(
+            caller, size, payer, lambda error: self.ended.append(error.code), self.turns.append
+        )
 
     def fill(self, caller: str = "a") -> list[MessagePlace]:
         """All slots of the caller."""
@@ -337,6 +413,20 @@ async def test_a_read_that_finds_no_slot_of_all_at_its_turn_is_left_to_a_task() 
         each.leave()
     assert not reads.intake.places.usage
     assert reads.intake._slots._free == READ_SLOTS
+
+
+async def test_reads_without_a_task_are_counted_by_payer() -> None:
+    reads = Reads(IngressAdmission())
+    inside = [reads.find(f"token-{n}", "acme") for n in range(READ_SLOTS_PER_PAYER)]
+    assert reads.find("token-late", "acme") is None, "it is left to a task"
+    inside += [reads.find(f"token-of-shop-{n}", "shop") for n in range(READ_SLOTS - READ_SLOTS_PER_PAYER)]
+    for each in inside:
+        assert each is not None
+        assert not each.is_waiting
+        each.leave()
+    assert not reads.intake.places.usage
+    assert reads.intake._slots._free == READ_SLOTS
+    assert not reads.intake._slots._by_payer
 
 
 async def test_a_read_whose_end_fails_delays_no_others() -> None:
