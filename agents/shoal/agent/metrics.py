@@ -32,6 +32,18 @@ CROSSED: Final = ("answered", "refused", "late", "error")
 QUANTILES: Final = ("0.5", "0.95")
 
 
+class HeldLimit(StrEnum):
+    """What a caller, its tenant or all callers may hold only so much of at a front."""
+
+    CALLS = "calls"
+    STREAMS = "streams"
+    ANSWERS = "answers"
+    MESSAGES = "messages"
+    WATCHES = "watches"
+    READINESS = "readiness"
+    ANONYMOUS = "anonymous"
+
+
 class SessionEvent(StrEnum):
     """What happens to a session or to one of its steps."""
 
@@ -184,6 +196,12 @@ FRONT_REFUSALS: Final = CounterMetric(
         ),
     ),
 )
+FRONT_LIMIT_REFUSALS: Final = CounterMetric(
+    "shoal_front_limit_refusals_total",
+    "Calls refused or ended because a caller, its tenant or all callers held as much as they may: open calls, streams, "
+    "answers not read, messages on their way in, watches of health, calls for readiness, calls without credentials.",
+    (MetricLabel("limit", tuple(HeldLimit)),),
+)
 FRONT_SECONDS: Final[HistogramMetric] = HistogramMetric(
     "shoal_front_request_seconds",
     "Time from a request's arrival to its answer.",
@@ -261,6 +279,7 @@ FRONT: Final[tuple[DeclaredMetric, ...]] = (
     FRONT_REQUESTS,
     FRONT_RETRIED,
     FRONT_REFUSALS,
+    FRONT_LIMIT_REFUSALS,
     FRONT_SECONDS,
     FRONT_IN_FLIGHT,
     FRONT_WAITING,

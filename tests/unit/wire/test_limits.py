@@ -6,6 +6,7 @@ from pathlib import Path
 from harness.crypto.pki import Authority
 from shoal.agent.core import awaited_routes, refusal_pace, shared_memory
 from shoal.agent.core.routing import AdmissionLimits
+from shoal.agent.core.sequences import SessionLimits
 from shoal.agent.dataplane import (
     call_places,
     data_port,
@@ -58,6 +59,8 @@ from shoal.policies.documents import MAX_TOTAL_NODES
 from shoal.types.assignment import MAX_INGRESS, MAX_INGRESS_PART, MAX_STATUS_TENSORS, MAX_SUBSCRIPTIONS
 from shoal.types.migration import PACK_BYTES
 from shoal.types.offer import Directory, Member
+from shoal.types.units import Bytes
+from shoal.types.workload import SESSION_BYTES
 from shoal.wire import limits, request_limits
 from shoal.wire.nouns import MAX_ITEMS_BY_FIELD, to_wire
 
@@ -77,6 +80,21 @@ def _calls_of_one_alone(most: int) -> int:
     while shares.may_take("", most):
         shares.take("")
     return shares.total
+
+
+def _session_limits(front_mib: int) -> SessionLimits:
+    limit = front_mib * MIB
+    return SessionLimits().within(Bytes(memory.session_budget_bytes(limit, memory.budget_bytes(limit))))
+
+
+def _session_bytes(limits: SessionLimits) -> str:
+    of = limits.total_bytes, limits.tenant_bytes, limits.session_bytes
+    return ", ".join(f"{each // MIB} MiB" for each in of)
+
+
+def _least_front_memory_of_the_largest_session() -> int:
+    """MiB."""
+    return next(mib for mib in range(256, 1024) if _session_limits(mib).session_bytes == SESSION_BYTES)
 
 
 def test_a_worker_takes_what_a_front_lets_wait_for_it() -> None:
@@ -239,6 +257,12 @@ def test_the_reference_of_limits_is_true() -> None:
             "the tenant with fewest is next, of it the caller with fewest"
         ),
         "answers that one caller does not read": f"{call_places.BYTES_PER_CALLER // MIB} MiB",
+        "sessions at a front, of one tenant": f"{SessionLimits().max_sessions:,}, {SessionLimits().per_tenant:,}",
+        "bytes of sessions at a front, of one tenant, of one session": (
+            f"{_session_bytes(SessionLimits())}; with `--front-memory 256MiB` "
+            f"{_session_bytes(_session_limits(256)).replace(' MiB,', ',')}; "
+            f"from {_least_front_memory_of_the_largest_session()} MiB on a session has {SESSION_BYTES // MIB} MiB"
+        ),
         "messages of one node on its link, at once and a second": (
             f"{rate_limit.MESSAGE_BURST}, {rate_limit.MESSAGES_PER_S:g}"
         ),

@@ -3,10 +3,12 @@
 Every call takes one, whatever its method; `ingress_admission` counts what else a caller may hold.
 """
 
+from collections import Counter
 from typing import Any, Final
 
 from shoal.agent.dataplane.memory import MemoryCharge, MessageMemory
 from shoal.agent.dataplane.transport import MAX_MESSAGE, CallRefused
+from shoal.agent.metrics import HeldLimit
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Seconds
 
@@ -50,31 +52,45 @@ class CallPlaces:
         """By caller."""
         self.by_payer: dict[str, int] = {}
         """Open calls of each payer that is known."""
+        self.refusal_counts: Counter[HeldLimit] = Counter()
+        """Calls refused or ended here, and by `ingress_admission`."""
         self._memory = memory
 
-    def take(self, caller: str, payer: str = "", *, stream: bool = False) -> "CallPlace":
+    def take(self, caller: str, payer: str = "", *, stream: bool = False, is_trial: bool = False) -> "CallPlace":
         """Count one call, from its head until it leaves its place: at the last byte of its answer. `payer`: empty where
-        it is not known. Raises CallRefused(OVERLOADED)."""
+        it is not known. `is_trial`: where it is refused, it is asked for again, and only that refusal counts. Raises
+        CallRefused(OVERLOADED)."""
         held = self.usage.get(caller)
         if held is None:
             held = self.usage[caller] = CallerUsage()
         if held.calls >= self.most_per_caller:
-            raise overload(f"{held.calls} calls of this caller", f"at most {self.most_per_caller} at once")
+            found = f"{held.calls} calls of this caller"
+            raise self._refuse_call(found, self.most_per_caller, is_trial=is_trial)
         of_payer = self.by_payer.get(payer, 0) if payer else 0
         if self.calls >= self.most or of_payer >= self.most_per_payer:
             if not held.calls:
                 del self.usage[caller]
             if of_payer >= self.most_per_payer:
-                raise overload(f"{of_payer} calls of this tenant", f"at most {self.most_per_payer} at once")
-            raise overload(f"{self.calls} calls of all callers", f"at most {self.most} at once")
+                raise self._refuse_call(f"{of_payer} calls of this tenant", self.most_per_payer, is_trial=is_trial)
+            raise self._refuse_call(f"{self.calls} calls of all callers", self.most, is_trial=is_trial)
         if stream and held.streams >= STREAMS_PER_CALLER:
-            raise overload(f"{held.streams} streams of this caller", f"at most {STREAMS_PER_CALLER} at once")
+            found = f"{held.streams} streams of this caller"
+            raise self.refuse(HeldLimit.STREAMS, found, f"at most {STREAMS_PER_CALLER} at once")
         held.calls += 1
         held.streams += stream
         self.calls += 1
         if payer:
             self.by_payer[payer] = of_payer + 1
         return CallPlace(self, caller, payer, held, is_stream=stream)
+
+    def refuse(self, limit: HeldLimit, found: str, asked: str) -> CallRefused:
+        """Count a call that is refused or ended, and tell why."""
+        self.refusal_counts[limit] += 1
+        return _overload(found, asked)
+
+    def _refuse_call(self, found: str, most: int, *, is_trial: bool) -> CallRefused:
+        self.refusal_counts[HeldLimit.CALLS] += not is_trial
+        return _overload(found, f"at most {most} at once")
 
     def leave(self, caller: str, payer: str, *, stream: bool) -> None:
         """Of `CallPlace`."""
@@ -100,7 +116,7 @@ class CallPlaces:
         """Of `CallPlace`."""
         if held.unread_bytes and held.unread_bytes + size > BYTES_PER_CALLER:
             found = f"{held.unread_bytes} bytes of answers that this caller does not take"
-            raise overload(found, f"at most {BYTES_PER_CALLER}")
+            raise self.refuse(HeldLimit.ANSWERS, found, f"at most {BYTES_PER_CALLER}")
         charge = self._memory.hold_answer(payer, size)
         held.unread_bytes += size
         return charge
@@ -152,6 +168,6 @@ class CallPlace:
         self.leave()
 
 
-def overload(found: str, asked: str) -> CallRefused:
+def _overload(found: str, asked: str) -> CallRefused:
     """Why a call, or what it is to hold, is refused."""
     return CallRefused(Refusal(Code.OVERLOADED, found, asked, "retry later, with fewer calls at once"), Seconds(1.0))

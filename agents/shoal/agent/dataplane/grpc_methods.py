@@ -350,7 +350,7 @@ class GrpcMethods:
             if direct is None:
                 return False
             caller, payer = call.caller, direct.payer
-            place = self.admission.places.take(caller, payer)
+            place = self.admission.places.take(caller, payer, is_trial=True)
         except ShoalError:
             return False
         try:

@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sized
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Final, NamedTuple
 
-from shoal.agent.dataplane.call_places import CallPlace, CallPlaces, overload
+from shoal.agent.dataplane.call_places import CallPlace, CallPlaces
 from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, shed_refusal
 from shoal.agent.dataplane.transport import CallRefused
+from shoal.agent.metrics import FRONT_LIMIT_REFUSALS, HeldLimit
 from shoal.host.event_wait import wait_or_timeout
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.metric import MetricReadings
 
 READ_SLOTS: Final = 32
 READ_SLOTS_PER_CALLER: Final = 8
@@ -65,7 +67,9 @@ class _ReadSlots:
     has many reads does not delay others, whatever the number of its credentials.
     """
 
-    def __init__(self, count: int, most_per_payer: int) -> None:
+    def __init__(self, count: int, most_per_payer: int, places: CallPlaces) -> None:
+        """places: count what is refused."""
+        self._places = places
         self._free = count
         self._most_per_payer = most_per_payer
         self._by_caller: Counter[str] = Counter()
@@ -118,6 +122,10 @@ class _ReadSlots:
             self._waiting.remove((reader, turn))
             turn.cancel()
 
+    def refuse(self) -> CallRefused:
+        """For one that waited in vain."""
+        return self._places.refuse(HeldLimit.MESSAGES, "messages that do not arrive, in every place", "a free place")
+
     def begin_track(self, reader: _Reader, limit: Limit) -> None:
         """A read begins that has a slot."""
         now = asyncio.get_running_loop().time()
@@ -147,7 +155,7 @@ class _ReadSlots:
         except (asyncio.CancelledError, TimeoutError) as error:
             self.end_wait(reader, turn)
             if isinstance(error, TimeoutError):
-                raise _no_slot() from error
+                raise self.refuse() from error
             raise
 
     def _has_share(self, reader: _Reader) -> bool:
@@ -291,10 +299,10 @@ class _FirstReads:
 class _CallerReads:
     """Messages of one caller that do not arrive at once."""
 
-    def __init__(self) -> None:
-        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER)
+    def __init__(self, places: CallPlaces) -> None:
+        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER, places)
         """For inference requests."""
-        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER)
+        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER, places)
         """For requests of other methods."""
         self.first = _FirstReads()
 
@@ -311,8 +319,8 @@ class IngressAdmission:
         self._memory = memory or MessageMemory()
         self.places = CallPlaces(self._memory)
         """Of all calls but those that are answered from their head, or that watch."""
-        self._slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER)
-        self._small_slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER)
+        self._slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER, self.places)
+        self._small_slots = _ReadSlots(READ_SLOTS, READ_SLOTS_PER_PAYER, self.places)
         self._limits = ReadLimits()
         self._head_calls: Counter[str] = Counter()
         self._head_calls_by_payer: Counter[str] = Counter()
@@ -320,11 +328,15 @@ class IngressAdmission:
         self._watches: dict[str, dict[str, dict[asyncio.Timeout, None]]] = {}
         """Watches by payer and caller, the oldest first."""
 
+    def readings(self) -> MetricReadings:
+        """What the front's page says of what is held."""
+        return {FRONT_LIMIT_REFUSALS: {(limit,): count for limit, count in tuple(self.places.refusal_counts.items())}}
+
     def _reads_of(self, caller: str) -> _CallerReads:
         """Of a caller with a place."""
         held = self.places.usage[caller]
         if held.reads is None:
-            held.reads = _CallerReads()
+            held.reads = _CallerReads(self.places)
         reads: _CallerReads = held.reads
         return reads
 
@@ -336,7 +348,7 @@ class IngressAdmission:
         if mine >= HEAD_CALLS_PER_CALLER or of_payer >= HEAD_CALLS_PER_PAYER or total >= HEAD_CALLS:
             found = f"{mine} responses that this caller does not take, {of_payer} of its tenant, {total} of all"
             asked = f"at most {HEAD_CALLS_PER_CALLER}, {HEAD_CALLS_PER_PAYER} and {HEAD_CALLS} at once"
-            raise overload(found, asked)
+            raise self.places.refuse(HeldLimit.READINESS, found, asked)
         with _counted(self._head_calls, caller), _counted(self._head_calls_by_payer, payer):
             yield
 
@@ -346,7 +358,8 @@ class IngressAdmission:
         CallRefused(OVERLOADED)."""
         if self._anonymous[address] >= ANONYMOUS_PER_ADDRESS or self._anonymous.total() >= ANONYMOUS_CALLS:
             found = f"{self._anonymous[address]} calls without credentials, {self._anonymous.total()} of all addresses"
-            raise overload(found, f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once")
+            asked = f"at most {ANONYMOUS_PER_ADDRESS} and {ANONYMOUS_CALLS} at once"
+            raise self.places.refuse(HeldLimit.ANONYMOUS, found, asked)
         with _counted(self._anonymous, address):
             yield
 
@@ -368,14 +381,16 @@ class IngressAdmission:
                     self._remove_watch(caller, payer, limit)
         except TimeoutError as error:
             found = "a watch of whoever has most, while all are taken"
-            raise overload(found, f"at most {WATCHES} of all, {WATCHES_PER_PAYER} of a tenant") from error
+            asked = f"at most {WATCHES} of all, {WATCHES_PER_PAYER} of a tenant"
+            raise self.places.refuse(HeldLimit.WATCHES, found, asked) from error
 
     def _make_room_for_watch(self, caller: str, payer: str) -> None:
         """Raises CallRefused(OVERLOADED) where nobody else has more than this one would then have."""
         by_payer = {each: _total(held) for each, held in self._watches.items()}
         own, ours = len(self._watches.get(payer, {}).get(caller, ())), by_payer.get(payer, 0)
         if own >= WATCHES_PER_CALLER:
-            raise overload(f"{own} watches of this caller", f"at most {WATCHES_PER_CALLER} at once")
+            asked = f"at most {WATCHES_PER_CALLER} at once"
+            raise self.places.refuse(HeldLimit.WATCHES, f"{own} watches of this caller", asked)
         is_tenant_full, is_full = ours >= WATCHES_PER_PAYER, sum(by_payer.values()) >= WATCHES
         if not is_tenant_full and not is_full:
             return
@@ -384,7 +399,8 @@ class IngressAdmission:
             most = payer  # others keep theirs
             if all(len(each) <= own + 1 for each in self._watches.get(payer, {}).values()):
                 found = f"{ours} watches of this tenant, {sum(by_payer.values())} of all callers"
-                raise overload(found, f"at most {WATCHES_PER_PAYER} and {WATCHES} at once")
+                asked = f"at most {WATCHES_PER_PAYER} and {WATCHES} at once"
+                raise self.places.refuse(HeldLimit.WATCHES, found, asked)
         of_most = self._watches[most]
         loser = max(of_most, key=lambda each: len(of_most[each]))
         oldest = next(iter(of_most[loser]))
@@ -439,7 +455,7 @@ class IngressAdmission:
         if not self._memory.has_room(payer, size):
             return None
         try:
-            place = self.places.take(caller, payer)
+            place = self.places.take(caller, payer, is_trial=True)
         except CallRefused:
             return None
         slots = self._reads_of(caller).slots, self._slots
@@ -524,7 +540,7 @@ class MessagePlace:
             limit = self._limits.add(now + MAX_READ_S, self._expire)
             return own.take_free(self._reader, limit) and self._begin_read(limit)
         self._turn = turn = own.begin_wait(self._reader)
-        self._limit = self._limits.add(now + SLOT_WAIT_S, lambda: self._on_expired(_no_slot()))
+        self._limit = self._limits.add(now + SLOT_WAIT_S, lambda: self._on_expired(own.refuse()))
         turn.add_done_callback(lambda _: self._on_turn(turn, on_turn))
         return True
 
@@ -575,10 +591,6 @@ class MessagePlace:
 
 def _too_slow() -> ShoalError:
     return refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster")
-
-
-def _no_slot() -> CallRefused:
-    return overload("messages that do not arrive, in every place", "a free place")
 
 
 @contextmanager

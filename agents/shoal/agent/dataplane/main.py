@@ -129,7 +129,11 @@ async def _serve(config: FrontConfig, nonce: str, clock: AgentClock, dates_at: C
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     for number in (signal.SIGINT, signal.SIGHUP):  # from the terminal, or when it closes: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
-    _serve_metrics(config, plane, sessions, clock, lambda: tracing.readings(tracer, exporter))
+
+    def beside_requests() -> MetricReadings:
+        return {**sessions.readings(), **port.admission.readings(), **tracing.readings(tracer, exporter)}
+
+    _serve_metrics(config, plane, clock, beside_requests)
     exporting = asyncio.create_task(exporter.run())
     watching = asyncio.create_task(memory.watch())
     await server.start()
@@ -311,16 +315,15 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
 def _serve_metrics(
     config: FrontConfig,
     plane: DataPlane,
-    sessions: FrontSessions,
     clock: AgentClock,
-    traces: Callable[[], MetricReadings],
+    beside_requests: Callable[[], MetricReadings],
 ) -> None:
     if config.metrics_port is None:
         return
 
     def read() -> MetricReadings:
         requests = metering.readings(plane.meter, plane.in_flight, plane.ejected_count)
-        return {**requests, **plane.tenant_readings(), **sessions.readings(), **traces()}
+        return {**requests, **plane.tenant_readings(), **beside_requests()}
 
     def make() -> metrics_page.WsgiApp:
         from shoal.agent.dataplane.page import make_page

@@ -22,6 +22,7 @@ from shoal.agent.dataplane.ingress_admission import (
     ReadLimits,
 )
 from shoal.agent.dataplane.memory import MessageMemory
+from shoal.agent.metrics import FRONT_LIMIT_REFUSALS
 from shoal.types.codes import Code, ShoalError
 
 
@@ -50,6 +51,11 @@ async def drip(
         except ShoalError as error:
             return error.code
     raise AssertionError
+
+
+def refusals(intake: IngressAdmission) -> dict[str, float]:
+    """What the front's page says of them, by limit."""
+    return {limit: count for (limit,), count in intake.readings()[FRONT_LIMIT_REFUSALS].items()}
 
 
 async def quickly(intake: IngressAdmission, caller: str) -> float:
@@ -134,7 +140,7 @@ async def test_only_reads_of_a_tenant_that_has_its_share_make_way_for_its_others
 
 
 async def test_a_slot_goes_to_the_tenant_with_fewest_and_there_to_the_credential_with_fewest() -> None:
-    slots = module._ReadSlots(4, 3)
+    slots = module._ReadSlots(4, 3, IngressAdmission().places)
     reader = module._Reader
     order = list[str]()
 
@@ -157,6 +163,7 @@ async def test_who_finds_no_place_is_told_in_time() -> None:
     async with running(*(drip(intake, "slow", read_s=2.0) for _ in range(5 * READ_SLOTS_PER_CALLER))) as tasks:
         codes = [await task for task in tasks]
     assert set(codes) == {Code.TOO_SLOW, Code.OVERLOADED}
+    assert refusals(intake) == {"messages": codes.count(Code.OVERLOADED)}
 
 
 def test_calls_and_streams_are_counted_by_caller() -> None:
@@ -190,6 +197,7 @@ def test_calls_are_counted_by_payer() -> None:
         intake.places.take("token-7", "acme")
     assert refused.value.code is Code.OVERLOADED
     assert intake.begin_read("token-7", 1, "acme", lambda _: None, lambda _: None) is None
+    assert refusals(intake) == {"calls": 1}, "a read without a task is asked for again by one"
     others = [intake.places.take("token-of-shop", "shop"), intake.places.take("unknown")]
     with pytest.raises(ShoalError, match="8 calls of all callers"):
         intake.places.take("token-of-shop", "shop")
@@ -300,8 +308,10 @@ async def test_within_a_tenant_the_credential_with_most_watches_gives_way(monkey
     every = [wait_for_news(intake, caller, "acme") for caller in ("a", "b", "b", "b")]
     async with running(wait_for_news(intake, "shop")) as (other,), running(*every) as (first, oldest, *rest):
         assert await wait_for_news(intake, "b", "acme") is Code.OVERLOADED
+        assert refusals(intake) == {"watches": 1}
         async with running(wait_for_news(intake, "c", "acme")) as (late,):
             assert await oldest is Code.OVERLOADED
+            assert refusals(intake) == {"watches": 2}
             assert not any(each.done() for each in (other, first, late, *rest))
 
 
