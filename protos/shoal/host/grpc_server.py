@@ -192,6 +192,11 @@ class ServerCall:
         """Whether the next message has arrived whole, so that `read` does not wait."""
         return self._reader.size is not None and not self._reader.missing_bytes
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the next message has arrived."""
+        return self._reader.held_bytes > 0
+
     def remaining_s(self) -> float | None:
         """Seconds until the caller's deadline; None without one."""
         return None if self._deadline is None else self._deadline - self._session.loop.time()

@@ -945,12 +945,12 @@ async def test_grpc_health_watches_end_with_their_clients_and_do_not_hold_a_fron
     calls = [watch_health(client) for client in (going, going, staying)]
     for call in calls:
         assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
-    assert sum(map(len, intake._watches.values())) == 3
+    assert intake.watch_count == 3
     assert intake.places.calls == 0, "who waits for news takes no place of those who ask"
     calls[0].cancel()
-    await until(lambda: sum(map(len, intake._watches.values())) == 2, 5.0, "the end of one that was cancelled")
+    await until(lambda: intake.watch_count == 2, 5.0, "the end of one that was cancelled")
     await going.close()
-    await until(lambda: sum(map(len, intake._watches.values())) == 1, 5.0, "the end of one whose client is gone")
+    await until(lambda: intake.watch_count == 1, 5.0, "the end of one whose client is gone")
     start = asyncio.get_running_loop().time()
     leaving = asyncio.create_task(case.transport.stop(Seconds(30.0)))
     case.service.become(is_ready=False)

@@ -38,7 +38,7 @@ class Port:
         self.calls: list[ServerCall] = []
         self.tasks = 0
         method = ServerMethod(self._answer, answer_now=self._answer_now, begin_read=self._begin_read)
-        limits = GrpcServerLimits(
+        self.limits = limits = GrpcServerLimits(
             streams=8, message_bytes=2**20, handshake_s=60.0, ping_interval_s=60.0, ping_timeout_s=60.0
         )
         self.wire = Wire()
@@ -141,3 +141,27 @@ async def test_a_request_that_is_withdrawn_leaves_its_place() -> None:
     assert port.wire.window_updates() == 0
     assert not port.tasks
     assert not cast(Any, port.session.connection).streams
+
+
+async def test_a_stream_tells_whether_its_next_message_has_begun() -> None:
+    calls, taken = list[ServerCall](), list[bytes]()
+
+    async def answer(call: ServerCall) -> None:
+        calls.append(call)
+        while (message := await call.read(2**20)) is not None:
+            taken.append(message)
+
+    port = Port(None)
+    port.session = port.wire.session(ServerMethod(answer), port.limits)
+    port.open()
+    await until(lambda: bool(calls), 5.0, "the call")
+    assert not calls[0].has_begun
+    framed = frame_message(MESSAGE[:1000])
+    port.send(framed[:3], is_end=False)
+    assert calls[0].has_begun, "not even its length is known"
+    port.send(framed[3:], is_end=False)
+    await until(lambda: bool(taken), 5.0, "the message")
+    assert not calls[0].has_begun
+    port.send(framed[:600], is_end=False)
+    assert calls[0].has_begun
+    port.session.connection_lost(None)

@@ -40,6 +40,11 @@ class GrpcCall(Protocol):
         """Whether the next message has arrived whole."""
         ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the next message has arrived; True where the transport does not know."""
+        ...
+
     def remaining_s(self) -> float | None:
         """Seconds until the caller's deadline; None without one."""
         ...

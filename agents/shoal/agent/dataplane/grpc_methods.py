@@ -430,7 +430,7 @@ class GrpcMethods:
         payer = self._service.admit(call)
         with self.admission.places.take(call.caller, payer, stream=True) as place:
             while True:
-                async with self.admission.stream_read(call.caller, payer):
+                async with self.admission.stream_read(call.caller, payer, lambda: carried.has_begun):
                     request = await carried.read(MAX_MESSAGE)
                 if request is None:
                     return

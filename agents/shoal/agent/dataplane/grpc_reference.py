@@ -53,6 +53,8 @@ class _Call:
 
     message_bytes = None
     has_message = False
+    has_begun = True
+    """The library does not say."""
 
     def __init__(self, context: _Context) -> None:
         self._context = context

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Final, NamedTuple
 
 from shoal.agent.dataplane.call_places import CallPlace, CallPlaces
-from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, shed_refusal
+from shoal.agent.dataplane.memory import Limit, MemoryCharge, MessageMemory, MessageRead, always, shed_refusal
 from shoal.agent.dataplane.transport import CallRefused
 from shoal.agent.metrics import FRONT_LIMIT_REFUSALS, HeldLimit
 from shoal.host.event_wait import wait_or_timeout
@@ -106,9 +106,9 @@ class _ReadSlots:
     def begin_wait(self, reader: _Reader) -> asyncio.Future[None]:
         """Done once a slot is held: then `begin_track` it, until `give_back`. Before that, `end_wait`."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now, has_share = loop.time(), self._has_share(reader)
         for limit, (inside, since) in self._inside.items():
-            if self._may_follow(reader, inside):
+            if not has_share or inside.payer == reader.payer:  # the end of this one lets the reader in
                 limit.end_by(max(now, since + GRACE_S))
         turn = loop.create_future()
         self._waiting.append((reader, turn))
@@ -131,8 +131,10 @@ class _ReadSlots:
         now = asyncio.get_running_loop().time()
         self._inside[limit] = reader, now
         # Others may have begun to wait after this one got its slot and before it was tracked.
-        if any(self._may_follow(other, reader) for other, turn in self._waiting if not turn.done()):
-            limit.end_by(now + GRACE_S)
+        for other, turn in self._waiting:
+            if not turn.done() and (other.payer == reader.payer or not self._has_share(other)):
+                limit.end_by(now + GRACE_S)
+                break
 
     def give_back(self, reader: _Reader, limit: Limit) -> None:
         del self._inside[limit]
@@ -162,10 +164,6 @@ class _ReadSlots:
         """Whether its payer has as many slots as it may have."""
         return self._by_payer[reader.payer] >= self._most_per_payer
 
-    def _may_follow(self, waiting: _Reader, inside: _Reader) -> bool:
-        """Whether the end of a read lets in a reader that waits."""
-        return waiting.payer == inside.payer or not self._has_share(waiting)
-
     def _take(self, reader: _Reader) -> None:
         self._free -= 1
         self._by_caller[reader.caller] += 1
@@ -175,6 +173,8 @@ class _ReadSlots:
         self._free += 1
         _decrement(self._by_caller, reader.caller)
         _decrement(self._by_payer, reader.payer)
+        if not self._waiting:
+            return
         waiting = [each for each in self._waiting if not each[1].done() and not self._has_share(each[0])]
         if not waiting:
             return
@@ -328,6 +328,11 @@ class IngressAdmission:
         self._watches: dict[str, dict[str, dict[asyncio.Timeout, None]]] = {}
         """Watches by payer and caller, the oldest first."""
 
+    @property
+    def watch_count(self) -> int:
+        """Open watches of all callers."""
+        return sum(map(_total, self._watches.values()))
+
     def readings(self) -> MetricReadings:
         """What the front's page says of what is held."""
         return {FRONT_LIMIT_REFUSALS: {(limit,): count for limit, count in tuple(self.places.refusal_counts.items())}}
@@ -475,13 +480,21 @@ class IngressAdmission:
             yield
 
     @asynccontextmanager
-    async def stream_read(self, caller: str, payer: str = "") -> AsyncIterator[None]:
-        """As `read_slot`, for a stream: whether its next message has begun is unknown."""
-        async with self._read_limit(_Reader(caller, payer or caller), STREAM_S, ()):
+    async def stream_read(
+        self, caller: str, payer: str = "", has_begun: Callable[[], bool] = always
+    ) -> AsyncIterator[None]:
+        """As `read_slot`, for a stream's next message. `has_begun`: whether a part of it has arrived."""
+        async with self._read_limit(_Reader(caller, payer or caller), STREAM_S, (), has_begun):
             yield
 
     @asynccontextmanager
-    async def _read_limit(self, reader: _Reader, limit_s: float, slots: tuple[_ReadSlots, ...]) -> AsyncIterator[None]:
+    async def _read_limit(
+        self,
+        reader: _Reader,
+        limit_s: float,
+        slots: tuple[_ReadSlots, ...],
+        has_begun: Callable[[], bool] = always,
+    ) -> AsyncIterator[None]:
         reading = None
         try:
             async with asyncio.timeout(limit_s) as timeout:
@@ -489,7 +502,7 @@ class IngressAdmission:
                 with ExitStack() as noted:
                     for each in slots:
                         noted.enter_context(each.track(reader, limit))
-                    reading = noted.enter_context(self._memory.track_read(reader.caller, reader.payer, limit))
+                    reading = noted.enter_context(self._memory.track_read(*reader, limit, has_begun))
                     yield
         except TimeoutError as error:
             if reading is not None and reading.is_shed:

@@ -79,6 +79,10 @@ class Limit(Protocol):
         ...
 
 
+def always() -> bool:
+    return True
+
+
 @dataclass(eq=False)
 class MessageRead:
     """One message being read."""
@@ -91,6 +95,8 @@ class MessageRead:
     limit: Limit
     # When the read began, by the event loop's clock.
     since: float
+    # Whether a part of the message has arrived, as far as its transport knows.
+    has_begun: Callable[[], bool]
     # True if it was ended because reads took too much memory.
     is_shed: bool = False
 
@@ -202,9 +208,9 @@ class MessageMemory:
         if len(self._sizes) > MAX_CALLERS:
             self._sizes.popitem(last=False)
 
-    def begin_read(self, caller: str, payer: str, limit: Limit) -> MessageRead:
+    def begin_read(self, caller: str, payer: str, limit: Limit, has_begun: Callable[[], bool] = always) -> MessageRead:
         """Track a read while a message arrives, until `end_read`."""
-        reading = MessageRead(caller, payer, limit, asyncio.get_running_loop().time())
+        reading = MessageRead(caller, payer, limit, asyncio.get_running_loop().time(), has_begun)
         self._readings.append(reading)
         self._opened.set()
         return reading
@@ -213,9 +219,11 @@ class MessageMemory:
         self._readings.remove(reading)
 
     @contextmanager
-    def track_read(self, caller: str, payer: str, limit: Limit) -> Iterator[MessageRead]:
+    def track_read(
+        self, caller: str, payer: str, limit: Limit, has_begun: Callable[[], bool] = always
+    ) -> Iterator[MessageRead]:
         """As `begin_read`, until the end of its context."""
-        reading = self.begin_read(caller, payer, limit)
+        reading = self.begin_read(caller, payer, limit, has_begun)
         try:
             yield reading
         finally:
@@ -267,17 +275,19 @@ class MessageMemory:
         """End reads while the process exceeds the budget and held messages do not explain it.
 
         Enough reads are ended to remove the excess, assuming that each brought as much. Reads of the payer with the
-        most reads go first, of these the caller's with the most, the oldest first.
+        most reads go first, of these the caller's with the most, the oldest first. Streams that wait for their next
+        message have brought nothing.
         """
         taken = self._message_bytes()
         unknown = taken - self.held_bytes
         if taken <= self.budget or unknown <= UNEXPLAINED_BYTES:
             return
-        of_payer = Counter(each.payer for each in self._readings)
-        of = Counter(each.caller for each in self._readings)
-        old = [each for each in self._readings if not each.is_shed and now - each.since >= MIN_READ_AGE_S]
+        begun = [each for each in self._readings if each.has_begun()]
+        of_payer = Counter([each.payer for each in begun])
+        of = Counter([each.caller for each in begun])
+        old = [each for each in begun if not each.is_shed and now - each.since >= MIN_READ_AGE_S]
         old.sort(key=lambda each: (-of_payer[each.payer], -of[each.caller], each.since))
-        for each in old[: math.ceil((taken - self.budget) * len(self._readings) / unknown)]:
+        for each in old[: math.ceil((taken - self.budget) * len(begun) / unknown)]:
             each.is_shed = True
             each.limit.end_by(now)
             self.shed_count += 1

@@ -3,6 +3,7 @@ tenant; large requests too."""
 
 import asyncio
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -214,15 +215,12 @@ async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -
     watching.cancel()
 
 
-async def test_a57_reads_of_the_tenant_with_most_are_ended_whatever_its_credentials() -> None:
-    """Its credentials have one each, the other tenant's has two."""
-    taken = [40 * MIB]
+async def _first_ended(*reads: tuple[str, str, bool]) -> str:
+    """The payer of the read that is ended where messages take too much. reads: caller, payer, whether it has begun."""
+    taken, ended = [40 * MIB], list[str]()
     memory = MessageMemory(budget=100 * MIB, resident_bytes=lambda: taken[-1], allocated_bytes=lambda: None)
-    watching = asyncio.create_task(memory.watch())
-    await asyncio.wait((watching,), timeout=0.01)
-    ended = list[str]()
 
-    class Read:
+    class Ended:
         def __init__(self, payer: str) -> None:
             self._payer = payer
 
@@ -230,12 +228,24 @@ async def test_a57_reads_of_the_tenant_with_most_are_ended_whatever_its_credenti
             ended.append(self._payer)
             taken.append(40 * MIB)
 
-    for caller, payer in (("s", "shop"), ("s", "shop"), ("a-1", "acme"), ("a-2", "acme"), ("a-3", "acme")):
-        memory.begin_read(caller, payer, Read(payer))
+    watching = asyncio.create_task(memory.watch())
+    await asyncio.wait((watching,), timeout=0.01)
+    for caller, payer, has_begun in reads:
+        memory.begin_read(caller, payer, Ended(payer), partial(bool, has_begun))
     taken.append(150 * MIB)
     await until(lambda: ended, 5.0, "one to be ended")
-    assert ended == ["acme"]
     watching.cancel()
+    return ended[0]
+
+
+async def test_a57_reads_of_the_tenant_with_most_are_ended_whatever_its_credentials() -> None:
+    """Its credentials have one each, the other tenant's has two."""
+    shop = ("s", "shop", True)
+    assert await _first_ended(shop, shop, *((f"a-{n}", "acme", True) for n in range(3))) == "acme"
+
+
+async def test_a57_streams_that_wait_for_their_next_message_have_brought_nothing() -> None:
+    assert await _first_ended(*(("s", "shop", False) for _ in range(8)), ("a", "acme", True)) == "acme"
 
 
 @pytest.mark.parametrize("has_heap", [False, True])

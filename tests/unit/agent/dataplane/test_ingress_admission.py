@@ -53,7 +53,7 @@ async def drip(
     raise AssertionError
 
 
-def refusals(intake: IngressAdmission) -> dict[str, float]:
+def refusals(intake: IngressAdmission) -> dict[str, object]:
     """What the front's page says of them, by limit."""
     return {limit: count for (limit,), count in intake.readings()[FRONT_LIMIT_REFUSALS].items()}
 
@@ -299,7 +299,7 @@ async def test_watches_of_one_tenants_credentials_leave_places_to_others() -> No
         async with running(*others) as of_shop, running(wait_for_news(intake, "late", "mill")) as (late,):
             assert await tasks[0] is Code.OVERLOADED, "all are taken: the oldest of the tenant with most"
             assert not any(each.done() for each in (*of_shop, late))
-    assert not intake._watches
+    assert not intake.watch_count
 
 
 async def test_within_a_tenant_the_credential_with_most_watches_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
