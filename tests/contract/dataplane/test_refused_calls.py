@@ -110,3 +110,12 @@ async def test_that_a_front_lives_is_told_whoever_asks(port: Port, way: str) -> 
     mine = port.authority.issue(Role.TENANT, "acme")
     port.revoke(mine)
     assert await port.client(way, mine).live()
+
+
+@pytest.mark.parametrize("way", ["rest", "grpc"])
+async def test_that_a_front_lives_is_told_while_others_take_no_answers(
+    port: Port, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers without credentials who hold all places that there are for such."""
+    monkeypatch.setattr(intake_module, "ANONYMOUS_CALLS", 0)
+    assert await port.client(way).live()

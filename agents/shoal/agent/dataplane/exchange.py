@@ -16,12 +16,15 @@ class Exchange:
         self.call = call
         self._writing: asyncio.Future[None] | None = None
 
+    def send_now(self, answer: Message | bytes) -> bool:
+        """Send the answer if all of it can go at once; return whether it did. Raises CallEnded."""
+        return self.call.write_now(_content_of(answer))
+
     async def send(self, answer: Message | bytes) -> None:
         """Raises ShoalError(TOO_SLOW) if the caller does not read the answer, CallEnded."""
-        content = answer if isinstance(answer, bytes) else answer.SerializeToString()
-        if self.call.write_now(content):
+        if self.send_now(answer):
             return
-        self._writing = asyncio.ensure_future(self.call.write(content))
+        self._writing = asyncio.ensure_future(self.call.write(_content_of(answer)))
         self._writing.add_done_callback(_forget)
         taken, _ = await asyncio.wait((self._writing,), timeout=SMALL_S)
         if not taken:
@@ -33,6 +36,10 @@ class Exchange:
         """Return when the last answer was sent, because only one operation may send at a time. Raises CallEnded."""
         if self._writing is not None:
             await self._writing
+
+
+def _content_of(answer: Message | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _forget(writing: "asyncio.Future[None]") -> None:

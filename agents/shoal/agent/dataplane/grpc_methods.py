@@ -199,13 +199,19 @@ class GrpcMethods:
     ) -> MethodHandler:
         """A method with an empty request: it is answered from its headers, without reading or waiting for the message.
 
-        `anonymous` methods authenticate nobody.
+        `anonymous` methods authenticate nobody. Their answers take a place only where they cannot go at once, so that
+        callers who take none keep nobody else from one.
         """
 
         async def handle(call: InboundCall, exchange: Exchange) -> None:
-            address = exchange.call.peer.rpartition(":")[0]
-            with self.admission.anonymous(address) if anonymous else self._begin_head_call(call):
-                await exchange.send(answer(call))
+            if not anonymous:
+                with self._begin_head_call(call):
+                    await exchange.send(answer(call))
+                return
+            answered = answer(call)
+            if not exchange.send_now(answered):
+                with self.admission.anonymous(exchange.call.peer.rpartition(":")[0]):
+                    await exchange.send(answered)
 
         def answer_now(carried: DirectCall, _: bytes) -> bool:
             try:
