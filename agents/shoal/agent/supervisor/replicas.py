@@ -342,6 +342,10 @@ class ReplicaManager:
                     replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
             case events.DiscardBytes():
                 await self._cache.discard(asked.model)
+                for name in [
+                    name for name, each in self._replicas.items() if each.state.assignment.model == asked.model
+                ]:
+                    self._apply_event(name, events.BytesDiscarded())
             case events.WakeAt():
                 pass  # scheduled when the state was entered
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness.builders.agent_values import assignment, at, measurement, verdict, verification
 from shoal.agent.core.assignment.events import (
     AwaitIdle,
+    BytesDiscarded,
     DiscardBytes,
     DrainRequested,
     Event,
@@ -295,6 +296,18 @@ def test_f33_bytes_that_are_not_the_model_are_set_aside_before_the_next_fetch() 
     state, effects = step(LOADING, LoadFailed(Refusal(Code.MODEL_DIGEST, "other bytes")), at(10), LIMITS)
     assert isinstance(state, Failed)
     assert effects == (StopWorker(), DiscardBytes(), WakeAt(state.retry_at))
+
+
+def test_f33_what_is_staged_is_fetched_again_once_its_bytes_are_set_aside() -> None:
+    asked, _ = begin(replace(ASKED, staged=True), at(0), LIMITS)
+    staged, _ = step(asked, ModelFetched("x"), at(10), LIMITS)
+    assert phase(staged) is Phase.STAGED
+    fetching, effects = step(staged, BytesDiscarded(), at(20), LIMITS)
+    assert isinstance(fetching, Fetching)
+    assert effects == (StartFetch(), WakeAt(fetching.until))
+    assert phase(step(fetching, ModelFetched("x"), at(21), LIMITS)[0]) is Phase.STAGED
+    for other in (READY, LOADING, FETCHING):
+        assert step(other, BytesDiscarded(), other.since, LIMITS) == (other, ()), "it has its bytes, or gets them"
 
 
 def test_back_off_doubles_up_to_its_cap_and_differs_by_assignment() -> None:
@@ -610,6 +623,7 @@ events = st.one_of(
     st.just(ResumeRequested(ASKED)),
     st.just(ResumeRequested(replace(ASKED, staged=True))),
     st.just(Idle()),
+    st.just(BytesDiscarded()),
     st.just(TimerFired()),
 )
 stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)

@@ -100,6 +100,11 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesDiscarded:
+    """Another assignment's load found that the cached bytes are not the model's, and they were set aside."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     pass
 
@@ -120,6 +125,7 @@ Event = (
     | Unused
     | WakeRequested
     | Idle
+    | BytesDiscarded
     | TimerFired
 )
 
@@ -167,7 +173,8 @@ class AwaitIdle:
 
 @dataclass(frozen=True, slots=True)
 class DiscardBytes:
-    """The cached bytes do not match the model's digest: set them aside."""
+    """The cached bytes do not match the model's digest: set them aside, and send BytesDiscarded to all others of the
+    model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shoal.agent.core.assignment.events import (
     AwaitIdle,
+    BytesDiscarded,
     DiscardBytes,
     DrainRequested,
     Effect,
@@ -204,6 +205,7 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -240,6 +242,7 @@ def _when_loading(state: Loading | Warming, event: Event, now: Elapsed, limits: 
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -288,6 +291,7 @@ def _when_verifying(state: Verifying, event: Event, now: Elapsed, limits: Assign
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -342,6 +346,7 @@ def _when_ready(state: Ready, event: Event, now: Elapsed, limits: AssignmentLimi
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -377,6 +382,7 @@ def _when_unloading(state: Unloading, event: Event, now: Elapsed, limits: Assign
             | VerdictReached()
             | NoVerdict()
             | Unused()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -407,6 +413,7 @@ def _when_scaled_to_zero(state: ScaledToZero, event: Event, now: Elapsed, limits
             | Exited()
             | Unused()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -431,6 +438,8 @@ def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLi
             return replace(state, assignment=asked), ()
         case ResumeRequested(asked):
             return begin(asked, now, limits, state.record)
+        case BytesDiscarded():
+            return begin(state.assignment, now, limits, state.record)
         case (
             ModelFetched()
             | PreparationQueued()
@@ -475,6 +484,7 @@ def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -502,6 +512,7 @@ def _when_failed(state: Failed | Poisoned | Rejected, event: Event, now: Elapsed
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -526,6 +537,7 @@ def _when_gone(state: Gone, event: Event, now: Elapsed, limits: AssignmentLimits
             | Unused()
             | WakeRequested()
             | Idle()
+            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
