@@ -33,6 +33,7 @@ from shoal.coordinator.core.placement.allocations import NO_ALLOCATIONS
 from shoal.coordinator.core.placement.columns import DeviceColumns, Excluded, ModelFigures, Nowhere, Preparation
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Poisoning, Trial, Triple
+from shoal.coordinator.core.placement.replicas import WorkloadReplicas
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.coordinator.core.prediction.shared_variances import LEAST_GROUPS
 from shoal.coordinator.core.workloads import kept
@@ -406,7 +407,7 @@ def test_an_audit_refutes_what_a_search_kept_of_a_device() -> None:
     def search() -> list[str]:
         columns.audit(scope, NO_ALLOCATIONS, asked.require.where)
         places = columns.places(scope, asked, asked.require, asked.limits, NO_ALLOCATIONS, ())
-        return [state.name for _, state, _ in places]
+        return [state.name for _, state, _, _ in places]
 
     assert search()
     assert not columns.refuted
@@ -598,13 +599,37 @@ def test_a_search_looks_at_devices_again_that_are_others_alone(monkeypatch: pyte
 
     def search() -> list[str]:
         found = columns.places(Scope(inputs), some, some.require, some.limits, NO_ALLOCATIONS, ())
-        return [f"{state.name}/{at.name}" for _, state, at in found]
+        return [f"{state.name}/{at.name}" for _, state, at, _ in found]
 
     first = search()
     assert first == search()
     columns.touch(["n1", "n2"])
     assert first == search()
     assert looked_at == [64, 3], "of two nodes three devices; rows are made for 64 at once"
+
+
+def test_a_search_predicts_once_for_all_devices_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place that it finds is what a look at that device alone would have found."""
+    region, columns = CoreRegion(*(node(f"n{at}") for at in range(NODES))), DeviceColumns()
+    inputs = inputs_of(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    columns.update(inputs, inputs.measured, ())
+    scope, asked, looked_at, option = Scope(inputs), intent("second", tenant="shop"), list[str](), Scope.option
+
+    def count(self: Scope, intent: Intent, model: ModelRef, state: NodeState, at: Device, **given: Any) -> Any:
+        looked_at.append(state.name)
+        return option(self, intent, model, state, at, **given)
+
+    def search(asked: Intent) -> Level:
+        solver = Solver(scope, asked, WorkloadReplicas((), ()), 0, NO_ALLOCATIONS, columns=columns)
+        return solver.solve(asked.require, asked.limits)
+
+    monkeypatch.setattr(Scope, "option", count)
+    search(intent("first", tenant="shop"))
+    assert len(looked_at) == 1
+    (found,) = search(asked).picks
+    assert len(looked_at) == 1
+    alone = option(scope, asked, asked.models[0], found.option.state, found.option.device)
+    assert repr(found.option) == repr(alone)  # an unknown figure (NaN) is not equal to itself
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

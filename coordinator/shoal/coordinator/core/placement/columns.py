@@ -619,7 +619,9 @@ class DeviceColumns:
             table = self._tables.get(request)
             # A model may have been removed since it was asked for.
             if table is not None and all(each.digest in scope.inputs.profiles for each in request.models):
-                self._judged(scope, *table.asked, request.models)
+                intent, require, limits = table.asked
+                now_asked = _request(scope.inputs, intent, require, limits, request.models)
+                self._judged(now_asked, scope, intent, require, limits, request.models)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -756,8 +758,9 @@ class DeviceColumns:
     def places(
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, allocations: Allocations,
         known: Sequence[KnownOption],
-    ) -> Iterator[tuple[ModelRef, NodeState, Device]]:  # fmt: skip
-        """Places for one more replica, the best first. Each may turn out not to fit, for reasons of its own.
+    ) -> Iterator[tuple[ModelRef, NodeState, Device, Option | None]]:  # fmt: skip
+        """Places for one more replica, the best first, each with what was found of a device of its kind; None: nothing.
+        Each may turn out not to fit, for reasons of its own.
 
         The request is uniform (`is_uniform`). allocations: without this workload. known: where its replicas run."""
         self._refresh(allocations)
@@ -766,7 +769,7 @@ class DeviceColumns:
             return
         selector = self._selector(scope, require.where) if require.where else None
         request = _request(scope.inputs, intent, require, limits, models)
-        of_models = self._judged(scope, intent, require, limits, models)
+        of_models = self._judged(request, scope, intent, require, limits, models)
         scores, rows = self._scores(request, of_models, selector), len(self._slots)
         self._audit_scores(scores, of_models, selector)
         quota = scope.inputs.quotas.get(intent.key.tenant)
@@ -788,7 +791,8 @@ class DeviceColumns:
             return tie_breaks(seed, name, self._places[equals % rows] ^ variants[equals // rows])
 
         for at in _best_first(scores, order_of):
-            yield (models[at // rows], *self._place(at % rows))
+            figures, row = of_models[at // rows], at % rows
+            yield (models[at // rows], *self._place(row), figures.samples[figures.model.kinds[row]])
 
     def are_best(
         self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, allocations: Allocations,
@@ -805,7 +809,7 @@ class DeviceColumns:
             return False
         selector = self._selector(scope, require.where) if require.where else None
         request = _request(scope.inputs, intent, require, limits, models)
-        of_models = self._judged(scope, intent, require, limits, models)
+        of_models = self._judged(request, scope, intent, require, limits, models)
         states = [self._states[name] for name in nodes if name in self._states]
         slots = [Slot(state.name, device.name) for state in states for device in state.node.devices]
         rows, found = self.rows_of(slots), dict[tuple[str, str, str], float]()
@@ -830,7 +834,7 @@ class DeviceColumns:
         self._searches[request] = search
         changed, missed = None, search.position - self._changed_from
         if search.is_of(basis, stamps) and missed >= 0 and len(self._changed_rows) - missed <= rows:
-            changed = np.unique(np.array(self._changed_rows[missed:], dtype=np.int64))
+            changed = np.array(sorted({*self._changed_rows[missed:]}), dtype=np.int64)
         if changed is None or 2 * len(changed) > rows:
             search.scores = np.concatenate([self._scores_of(each, selector, np.arange(rows)) for each in of_models])
         elif len(changed):
@@ -869,6 +873,7 @@ class DeviceColumns:
         if not (models and self._rows):
             return ()
         open_to = self._open & self._selector(scope, require.where).admits if require.where else self._open
+        request = _request(scope.inputs, intent, require, limits, models)
         return [
             ModelFigures(
                 model,
@@ -878,7 +883,7 @@ class DeviceColumns:
                 each.memory[kinds],
                 each.busy[kinds],
             )
-            for model, each in zip(models, self._judged(scope, intent, require, limits, models), strict=True)
+            for model, each in zip(models, self._judged(request, scope, intent, require, limits, models), strict=True)
             for kinds in (each.model.kinds,)
         ]
 
@@ -892,7 +897,8 @@ class DeviceColumns:
         if not (models and self._rows):
             return
         selector = self._selector(scope, require.where) if require.where else None
-        for model, figures in zip(models, self._judged(scope, intent, require, limits, models), strict=True):
+        request = _request(scope.inputs, intent, require, limits, models)
+        for model, figures in zip(models, self._judged(request, scope, intent, require, limits, models), strict=True):
             kinds = figures.model.kinds.tolist()
             for state, device in scope.devices:
                 row = self._rows[Slot(state.name, device.name)]
@@ -913,8 +919,9 @@ class DeviceColumns:
         if not (models and self._rows):
             return None
         selector = self._selector(scope, require.where) if require.where else None
+        request = _request(scope.inputs, intent, require, limits, models)
         found = list[Excluded]()
-        for model, figures in zip(models, self._judged(scope, intent, require, limits, models), strict=True):
+        for model, figures in zip(models, self._judged(request, scope, intent, require, limits, models), strict=True):
             kinds = figures.model.kinds
             usual = self._open & (kinds != NONE)
             admits = usual if selector is None else usual & selector.admits
@@ -1085,10 +1092,10 @@ class DeviceColumns:
         return len(rows)
 
     def _judged(
-        self, scope: Scope, intent: Intent, require: Requirements, limits: Limits, models: Sequence[ModelRef]
-    ) -> tuple[_Figures, ...]:
-        """What a request finds on every kind of device, for each of its models."""
-        request = _request(scope.inputs, intent, require, limits, models)
+        self, request: Request, scope: Scope, intent: Intent, require: Requirements, limits: Limits,
+        models: Sequence[ModelRef],
+    ) -> tuple[_Figures, ...]:  # fmt: skip
+        """What this workload's request finds on every kind of device, for each of its models."""
         table = self._table(request, scope, intent, require, limits)
         self._asked.pop(request, None)
         _make_room(self._asked, MOST_JUDGED_ANEW)

@@ -683,10 +683,23 @@ class Solver:
             yield from self.best_first(require, limits)
             return
         known = self._known_options(self._held.values(), require, limits)
-        for place in columns.places(self.scope, self.intent, require, limits, self.allocations, known):
-            option = self._option(*place)
-            if not self.scope.faults(option, self.intent, require, limits):
+        for model, state, device, alike in columns.places(
+            self.scope, self.intent, require, limits, self.allocations, known
+        ):
+            if alike is not None and self._is_like_others(model, state, device):
+                option = replace(alike, state=state, device=device, receipt=state.receipts.get(device.name))
+                faults = self.scope.faults_of_place(option, None)  # the columns say whether the selector admits it
+            else:
+                option = self._option(model, state, device)
+                faults = self.scope.faults(option, self.intent, require, limits)
+            if not faults:
                 yield option
+
+    def _is_like_others(self, model: ModelRef, state: NodeState, device: Device) -> bool:
+        """Whether a place is to the workload what any device of its kind is: no replica of it runs or failed there, and
+        what else is there keeps no device awake."""
+        key = (state.name, device.name, model.variant)
+        return not (key in self._held or key in self._failures or self.scope.may_sleep(device))
 
     def _known_options(self, options: Iterable[Option], require: Requirements, limits: Limits) -> Sequence[KnownOption]:
         """Those of these options that are feasible by themselves."""
