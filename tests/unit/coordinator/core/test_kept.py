@@ -374,6 +374,21 @@ def test_gateways_share_their_routes() -> None:
     assert first is second
 
 
+def test_a_node_keeps_the_routes_that_nothing_changed() -> None:
+    """As the same objects, so that nobody compares them or turns them into text again."""
+    region = CoreRegion(node("a", subscribes=True), node("gw", role=Role.GATEWAY))
+    region.intents = (intent(), intent("other"))
+    region.run(20)
+    before = {route.workload: route for route in region.desired["a"].routes}
+    assert len(before) == 2
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    region.intents = (*region.intents, intent("late"))
+    decision = decide(region.world(), NO_MIGRATIONS, now, wall, region.kept)
+    after = {route.workload: route for route in decision.desired["a"].routes}
+    assert len(after) == 3
+    assert all(after[key] is route for key, route in before.items())
+
+
 def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> None:
     region = region_of(NODES)
     region.kept = KeptDecisions(audited_per_step=NODES + 1)

@@ -539,11 +539,11 @@ def _subscribed(world: RegionState, node: str) -> Collection[WorkloadKey]:
 def _routes_before(
     world: RegionState, node: str, held: Sequence[Assignment], entries: EntryPoints, rerouted: set[WorkloadKey] | None
 ) -> RoutesBefore | None:
-    """Where a node has nothing and subscribes to nothing, its routes follow from the tables alone."""
+    """None where any route may be another."""
     known = world.desired.get(node)
-    if rerouted is None or known is None or known.assignments or held or entries.is_on_demand(node):
+    if rerouted is None or known is None:
         return None
-    return RoutesBefore(known.routes, rerouted)
+    return RoutesBefore(known.routes, rerouted, not (known.assignments or held or entries.is_on_demand(node)))
 
 
 def _nodes_to_look_at(

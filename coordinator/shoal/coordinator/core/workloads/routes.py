@@ -137,9 +137,11 @@ class RoutesBefore(NamedTuple):
     routes: tuple[Route, ...]
     # Workloads whose routes may be others now, that came, or that went.
     changed: Collection[WorkloadKey]
+    # Whether it has and had no replica and subscribes to nothing: its routes follow from the tables alone.
+    has_nothing: bool
 
     def after(self, routed: Sequence[WorkloadKey], make: Callable[[WorkloadKey], Route]) -> tuple[Route, ...]:
-        """Its routes now. routed: workloads that it has routes of, in order."""
+        """Its routes now, where it has nothing. routed: workloads that it has routes of, in order."""
         found = list(self.routes)
         for key in self.changed:
             at, place = bisect_left(found, key, key=lambda route: route.workload), bisect_left(routed, key)
@@ -149,6 +151,16 @@ class RoutesBefore(NamedTuple):
             elif is_there:
                 del found[at]
         return tuple(found)
+
+    def same_as_before(self, tables: Mapping[str, RouteTable]) -> Mapping[WorkloadKey, Route]:
+        """Routes that are the same now unless the node's own replicas count otherwise, by workload."""
+        return {
+            route.workload: route
+            for route in self.routes
+            if route.workload not in self.changed
+            and (table := tables.get(str(route.workload))) is not None
+            and _has_listed_alone(route, table)
+        }
 
 
 class GatewayRoutes:
@@ -188,8 +200,7 @@ def routes(
     not exist, is answered by a route that says so.
     held: the node's assignments. While the node is not reporting, no other node sends to its replicas, but they stay
     in its own routes: its front knows whether they take requests, and uses these routes first when the link is
-    restored. of_gateways: of the step. before: for a node that has nothing and subscribes to nothing: its routes are
-    followed from there.
+    restored. of_gateways: of the step. before: its routes are followed from there; None: all are made anew.
     """
     takes = [each for each in held if not (each.draining or each.staged)]
     own = [each for each in takes if not is_status_current(state) and shares.get(each.id, 1.0) > 0]
@@ -201,9 +212,10 @@ def routes(
         return _route_for_node(node, leads_out, tables[str(key)], key, held, shares)
 
     def make() -> tuple[Route, ...]:
-        if before is not None:
+        if before is not None and before.has_nothing:
             return before.after(routed, lambda key: route_of(key, ()))
-        return tuple(route_of(key, [one for one in own if one.workload == key]) for key in routed)
+        known: Mapping[WorkloadKey, Route] = {} if before is None or own else before.same_as_before(tables)
+        return tuple(known.get(key) or route_of(key, [one for one in own if one.workload == key]) for key in routed)
 
     return of_gateways.of(routed, before, make) if leads_out and not held else make()
 
@@ -311,6 +323,12 @@ def _route_for_node(
     known = {endpoint.assignment for endpoint in endpoints}
     kept = (_local(each) if each.node == node else each for each in table.keeping if each.assignment not in known)
     return Route(key, table.generation, (*endpoints, *kept), table.pending_code, table.pending_reason, table.stateful)
+
+
+def _has_listed_alone(route: Route, table: RouteTable) -> bool:
+    """Whether a route of this table has what the table lists for all nodes of the region, and no more."""
+    has_others = table.through or table.keeping or any(map(is_remote, table.endpoints))
+    return not has_others and len(route.endpoints) == len(table.endpoints)
 
 
 def _remote_endpoints(away: DelegatedWorkload) -> tuple[Endpoint, ...]:
