@@ -389,6 +389,18 @@ def test_a_node_keeps_the_routes_that_nothing_changed() -> None:
     assert all(after[key] is route for key, route in before.items())
 
 
+def test_a_decision_about_what_stays_makes_no_other_assignments() -> None:
+    region = region_of(NODES)
+    region.intents = tuple(intent(f"w{at}", tenant="shop") for at in range(4))
+    region.run(20)
+    decision = decide(region.world(), NO_MIGRATIONS, Elapsed(region.now), Wall(START + region.now))
+    before = {one.id: one for content in region.desired.values() for one in content.assignments}
+    after = [one for content in decision.desired.values() for one in content.assignments]
+    assert len(after) == 4
+    assert all(before[one.id] is one for one in after)
+    assert decision.memory.marks is region.memory.marks
+
+
 def test_an_audit_refutes_what_columns_say_and_every_device_is_looked_at() -> None:
     region = region_of(NODES)
     region.kept = KeptDecisions(audited_per_step=NODES + 1)

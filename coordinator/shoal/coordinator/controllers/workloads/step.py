@@ -442,7 +442,7 @@ class WorkloadsController:
             node: self._next_set(node, content, told)
             for node, content in sorted(looked_at.items())
             if node in nodes
-            for told in (replace(shared, credentials=credentials_of(content, shared.credentials)),)
+            for told in (shared.with_credentials_for(content),)
             if node in incomplete or not self._is_unchanged(node, found.get(node), content, told)
         }
         maybe_gone = self.desired if decision.is_whole else self._changed_nodes
@@ -743,6 +743,11 @@ class _SharedParts:
     trust: Trust | None
     # Of the versions of sets.
     history: str
+
+    def with_credentials_for(self, content: DesiredContent) -> "_SharedParts":
+        """What the node of this content is told: the same where all tenants may call it, or none has a key."""
+        found = credentials_of(content, self.credentials)
+        return self if found == self.credentials else replace(self, credentials=found)
 
 
 @dataclass(frozen=True, slots=True)

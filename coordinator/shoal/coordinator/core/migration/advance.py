@@ -483,11 +483,15 @@ def _with_migration_instructions(
 
     def with_instructions(node: str, one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
-        show, rule, arithmetic = shows.get(one.id), rule_of(one), fleet.arithmetic(node, one.device, one.precision)
-        if show is None and rule is not None and (one.id in recording or _is_starting(one, memory)):
-            show = _reference_verification(one, with_reference(rule, one.variant, references), arithmetic, limits)
-        if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
-            show = _recording_verification(show.migration, rule, arithmetic, limits, beside=recording[one.id])
+        show = shows.get(one.id)
+        is_recording = one.id in recording
+        may_show = is_recording or (show is None and _is_starting(one, memory))
+        if may_show and (rule := rule_of(one)) is not None:
+            arithmetic = fleet.arithmetic(node, one.device, one.precision)
+            if show is None:
+                show = _reference_verification(one, with_reference(rule, one.variant, references), arithmetic, limits)
+            if show is not None and is_recording and show.against is Against.REFERENCE:
+                show = _recording_verification(show.migration, rule, arithmetic, limits, beside=recording[one.id])
         if show is not None and (one.preparation is not None or one.id in after_prepared):
             show = _with_samples(show, one)
         handover = handovers.get(one.id) if one.session else None

@@ -118,6 +118,8 @@ class Allocations(NamedTuple):
         find it spent when it returns. Replicas that are lost or do not start have no share. Memory counts until they
         are gone.
         """
+        if not (current.healthy or current.failed or intent.key in scope.inputs.awarded):
+            return self
         allocations, tenant = self, intent.key.tenant
         for replica in current.healthy:
             allocations = allocations._with_replica(scope, intent, replica, sign)
@@ -405,11 +407,13 @@ class QuotaCaps:
             wanted, tenant = may_stay[: intent.require.replicas + wants_standby(intent)], intent.key.tenant
             below = spare.get(tenant, Holding()), last.get(tenant, Holding())
             self._workloads[intent.key] = found = UndecidedReplicas(may_stay, wanted, *below)
+            if tenant not in self._quotas:
+                continue  # nothing is summed up where nothing is capped
             spare[tenant], last[tenant] = below[0].plus(found.spare), below[1].plus(found.last)
         self._spare = Map(spare)
-        """By tenant: the spare replicas of undecided workloads."""
+        """By tenant that has a quota: the spare replicas of undecided workloads."""
         self._held = Map({tenant: each.plus(last[tenant]) for tenant, each in spare.items()})
-        """By tenant: what its workloads keep, all that they want where they are undecided."""
+        """By tenant that has a quota: what its workloads keep, all that they want where they are undecided."""
 
     def copy(self) -> "QuotaCaps":
         """The same, to be decided otherwise."""
@@ -433,6 +437,8 @@ class QuotaCaps:
     def decide(self, workload: WorkloadKey, kept: Collection[str]) -> None:
         """These of its current replicas stay, by assignment id."""
         own, tenant = self._workloads[workload], workload.tenant
+        if tenant not in self._quotas:
+            return
         stays = Holding.of([each for each in own.may_stay if each.assignment.id in kept])
         self._held = self._held.set(tenant, self._held[tenant].minus(own.last).minus(own.spare).plus(stays))
         self._spare = self._spare.set(tenant, self._spare[tenant].minus(own.spare))

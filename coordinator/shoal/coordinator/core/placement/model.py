@@ -385,7 +385,7 @@ def _lasting(intent: Intent, require: Requirements) -> Requirements:
 
 def without_standby(require: Requirements) -> Requirements:
     """The requirements on replicas that take requests."""
-    return replace(require, standby=Standby.NONE)
+    return require if require.standby is Standby.NONE else replace(require, standby=Standby.NONE)
 
 
 @dataclass(frozen=True, slots=True)

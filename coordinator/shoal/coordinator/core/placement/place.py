@@ -146,7 +146,7 @@ class _PriorityGroup:
         self._as_if_local = as_if_local
         self._standing = standing
         self._columns = columns
-        self.concerned: Set[str] = set()
+        self.concerned = set[str]()
         """Nodes of workloads that were decided."""
         # Workloads whose candidates are kept, and the last solver of each.
         self._shared: Collection[WorkloadKey] = ()
@@ -227,7 +227,7 @@ class _PriorityGroup:
 
     def _touch(self, nodes: Set[str]) -> None:
         """The next workload finds something else taken there."""
-        self.concerned = self.concerned | nodes
+        self.concerned |= nodes
         if self._columns is not None:
             self._columns.touch(nodes)
 

@@ -574,8 +574,8 @@ class KeptDecisions:
                 }
         return loose.union(*(self._of_model.get(model, set()) for model in models))
 
-    def _count_holders(self, node: str, before: Iterable[Assignment], after: Iterable[Assignment]) -> None:
-        if before is after:
+    def _count_holders(self, node: str, before: Sequence[Assignment], after: Sequence[Assignment]) -> None:
+        if before == after:
             return
         for sign, assignments in ((-1, before), (1, after)):
             for one in assignments:

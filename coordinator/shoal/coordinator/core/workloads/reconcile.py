@@ -4,6 +4,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, PlacementPlan, ReplicaTarget, Triple, WorkloadPlan
@@ -152,11 +153,10 @@ class _Step:
                     self.marks[assignment.id], stage=AssignmentStage.DRAINING, since=self.now
                 )
                 self._record_event("DRAINING", node, assignment, "")
-            session = self.sessions.get(after.workload, after.session)
-            after = replace(
+            after = _with_values(
                 after,
                 capture=self.captures.get(after.workload, 0),
-                session=session,
+                session=self.sessions.get(after.workload, after.session),
                 to_zero_after_s=self._to_zero_after_s(after),
             )
             kept.append(after)
@@ -258,7 +258,9 @@ class _Step:
             # While it serves until others do, it is not confirmed as one that serves: the next plan would keep it as
             # such, in place of the better one that this plan starts.
             if standby is target.standby or is_arriving:
-                self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms, is_left_out=False)
+                mark = self.marks[assignment.id]
+                if mark.terms != target.terms or mark.is_left_out:
+                    self.marks[assignment.id] = replace(mark, terms=target.terms, is_left_out=False)
             else:
                 self._leave_out(assignment)
             staged = (standby and target.staged) or self._is_staged_by_move(assignment)
@@ -266,7 +268,7 @@ class _Step:
                 self.marks[assignment.id] = Mark(AssignmentStage.STARTING, self.now, target.terms)
             if standby is not assignment.standby:
                 self._record_event("STANDS_BY" if standby else "TOOK_OVER", node, assignment, assignment.device)
-            return replace(
+            return _with_values(
                 assignment,
                 revision=target.revision,
                 batching=target.batching,
@@ -438,3 +440,10 @@ class _Step:
 
     def _record_event(self, code: str, node: str, assignment: Assignment, message: str) -> None:
         self.events.append(RegionEvent(code, assignment.id, message, node, assignment.workload))
+
+
+def _with_values(assignment: Assignment, **values: Any) -> Assignment:
+    """With these values of its fields: the same one where it has them, as most do."""
+    if all(getattr(assignment, name) == value for name, value in values.items()):
+        return assignment
+    return replace(assignment, **values)
