@@ -704,6 +704,11 @@ class GrpcSession(Http2Session):
             self._server.connections.set_idle(self._place)
         self._server.change.set()
 
+    def on_untaken(self) -> None:
+        _log.warning(
+            "client_connection_closed", peer=self.peer, reason="it takes nothing of the answers that it asks for"
+        )
+
     def on_sent(self, stream: Stream) -> None:
         call: StreamCall | None = stream.user
         if call is not None:

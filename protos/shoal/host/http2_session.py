@@ -12,6 +12,9 @@ from shoal.http2.grpc_messages import MessageReader
 
 WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
 """A stream's window is widened once this much of it is used."""
+UNTAKEN_BYTES: Final = 2**22
+"""Output that a peer may leave untaken, and one frame of data: beyond that its connection ends. Data of streams waits
+in their queues meanwhile, so that this is thousands of refusals, or of answers to pings. A choice."""
 _KEEPALIVE_PING: Final = b"alive\0\0\0"
 
 
@@ -80,6 +83,9 @@ class Http2Session(asyncio.Protocol):
     def on_failure(self, failure: ConnectionFailed) -> None:
         """The peer broke the protocol; the connection is being closed."""
 
+    def on_untaken(self) -> None:
+        """The peer takes nothing of what it asks for; the connection is being ended."""
+
     # For the subclass, and its calls
 
     @property
@@ -108,6 +114,11 @@ class Http2Session(asyncio.Protocol):
             return
         while output := self.connection.take_output():
             transport.write(output)
+        if not self.connection.can_send:
+            untaken = transport.get_write_buffer_size()
+            if untaken > UNTAKEN_BYTES + self.connection.peer_frame_bytes:
+                self.on_untaken()
+                transport.abort()
 
     def close(self) -> None:
         """Close the connection once its output is sent."""

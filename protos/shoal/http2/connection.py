@@ -649,6 +649,11 @@ class Http2Connection:
         if not stream.queue:
             self._send_end(stream)
 
+    @property
+    def peer_frame_bytes(self) -> int:
+        """The largest frame that the peer takes."""
+        return self._peer_frame_bytes
+
     def has_room(self, stream: Stream, size: int) -> bool:
         """Whether `size` bytes would be sent at once, without waiting for a window or for other streams."""
         return self.can_send and not self._waiting and size <= stream.send_window and size <= self._send_window

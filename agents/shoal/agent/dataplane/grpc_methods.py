@@ -448,6 +448,7 @@ class GrpcMethods:
                 place.hold_answer(len(answer), payer)
                 await carried.write(answer)
                 place.release_answer()
+                del answer  # it is charged no more, and the next message may be long in coming
 
     async def _answer_one(self, call: InboundCall, request: bytes, size: int) -> bytes:
         """`size` is the request's size once expanded."""

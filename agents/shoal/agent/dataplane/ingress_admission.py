@@ -300,9 +300,10 @@ class _CallerReads:
     """Messages of one caller that do not arrive at once."""
 
     def __init__(self, places: CallPlaces) -> None:
-        self.slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER, places)
+        # A caller that forwards has requests of many tenants: none of them waits for another's.
+        self.slots = _ReadSlots(READ_SLOTS_PER_PAYER, READ_SLOTS_PER_CALLER, places)
         """For inference requests."""
-        self.small_slots = _ReadSlots(READ_SLOTS_PER_CALLER, READ_SLOTS_PER_CALLER, places)
+        self.small_slots = _ReadSlots(READ_SLOTS_PER_PAYER, READ_SLOTS_PER_CALLER, places)
         """For requests of other methods."""
         self.first = _FirstReads()
 
@@ -327,6 +328,8 @@ class IngressAdmission:
         self._anonymous: Counter[str] = Counter()
         self._watches: dict[str, dict[str, dict[asyncio.Timeout, None]]] = {}
         """Watches by payer and caller, the oldest first."""
+        self._watches_of: Counter[str] = Counter()
+        """Watches of each caller, whatever tenants it names."""
 
     @property
     def watch_count(self) -> int:
@@ -380,6 +383,7 @@ class IngressAdmission:
         try:
             async with asyncio.timeout(None) as limit:
                 self._watches.setdefault(payer, {}).setdefault(caller, {})[limit] = None
+                self._watches_of[caller] += 1
                 try:
                     yield
                 finally:
@@ -393,9 +397,9 @@ class IngressAdmission:
         """Raises CallRefused(OVERLOADED) where nobody else has more than this one would then have."""
         by_payer = {each: _total(held) for each, held in self._watches.items()}
         own, ours = len(self._watches.get(payer, {}).get(caller, ())), by_payer.get(payer, 0)
-        if own >= WATCHES_PER_CALLER:
+        if (of_caller := self._watches_of[caller]) >= WATCHES_PER_CALLER:
             asked = f"at most {WATCHES_PER_CALLER} at once"
-            raise self.places.refuse(HeldLimit.WATCHES, f"{own} watches of this caller", asked)
+            raise self.places.refuse(HeldLimit.WATCHES, f"{of_caller} watches of this caller", asked)
         is_tenant_full, is_full = ours >= WATCHES_PER_PAYER, sum(by_payer.values()) >= WATCHES
         if not is_tenant_full and not is_full:
             return
@@ -416,7 +420,9 @@ class IngressAdmission:
         """Remove a watch; idempotent."""
         of_payer = self._watches.get(payer, {})
         own = of_payer.get(caller, {})
-        own.pop(limit, None)
+        if limit in own:
+            del own[limit]
+            _decrement(self._watches_of, caller)
         if not own:
             of_payer.pop(caller, None)
         if not of_payer:
@@ -442,7 +448,8 @@ class IngressAdmission:
             await memory.wait_for_room(payer, expected, SLOT_WAIT_S)
             with memory.hold_expected(caller, payer, size):
                 limit_s = GRACE_S if mine or ours else max_s
-                async with self._read_limit(reader, limit_s, (own.slots, self._slots)):
+                slots = own.slots, self._slots
+                async with self._read_limit(reader, limit_s, slots, is_charged=size is not None):
                     yield
 
     def begin_read(
@@ -494,6 +501,8 @@ class IngressAdmission:
         limit_s: float,
         slots: tuple[_ReadSlots, ...],
         has_begun: Callable[[], bool] = always,
+        *,
+        is_charged: bool = False,
     ) -> AsyncIterator[None]:
         reading = None
         try:
@@ -502,7 +511,9 @@ class IngressAdmission:
                 with ExitStack() as noted:
                     for each in slots:
                         noted.enter_context(each.track(reader, limit))
-                    reading = noted.enter_context(self._memory.track_read(*reader, limit, has_begun))
+                    reading = noted.enter_context(
+                        self._memory.track_read(*reader, limit, has_begun, is_charged=is_charged)
+                    )
                     yield
         except TimeoutError as error:
             if reading is not None and reading.is_shed:
@@ -591,7 +602,7 @@ class MessagePlace:
         if self._memory.has_room(payer, self._size) and shared.take_free(self._reader, limit):
             self._limit = limit
             self._charge = self._memory.hold(payer, self._size)
-            self._reading = self._memory.begin_read(caller, payer, limit)
+            self._reading = self._memory.begin_read(caller, payer, limit, is_charged=True)
             return True
         own.give_back(self._reader, limit)
         limit.cancel()

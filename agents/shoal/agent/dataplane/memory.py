@@ -97,6 +97,8 @@ class MessageRead:
     since: float
     # Whether a part of the message has arrived, as far as its transport knows.
     has_begun: Callable[[], bool]
+    # Whether its head said its size, which its payer is charged with.
+    is_charged: bool = False
     # True if it was ended because reads took too much memory.
     is_shed: bool = False
 
@@ -208,9 +210,17 @@ class MessageMemory:
         if len(self._sizes) > MAX_CALLERS:
             self._sizes.popitem(last=False)
 
-    def begin_read(self, caller: str, payer: str, limit: Limit, has_begun: Callable[[], bool] = always) -> MessageRead:
-        """Track a read while a message arrives, until `end_read`."""
-        reading = MessageRead(caller, payer, limit, asyncio.get_running_loop().time(), has_begun)
+    def begin_read(
+        self,
+        caller: str,
+        payer: str,
+        limit: Limit,
+        has_begun: Callable[[], bool] = always,
+        *,
+        is_charged: bool = False,
+    ) -> MessageRead:
+        """Track a read while a message arrives, until `end_read`. `is_charged`: as in `MessageRead`."""
+        reading = MessageRead(caller, payer, limit, asyncio.get_running_loop().time(), has_begun, is_charged)
         self._readings.append(reading)
         self._opened.set()
         return reading
@@ -220,10 +230,16 @@ class MessageMemory:
 
     @contextmanager
     def track_read(
-        self, caller: str, payer: str, limit: Limit, has_begun: Callable[[], bool] = always
+        self,
+        caller: str,
+        payer: str,
+        limit: Limit,
+        has_begun: Callable[[], bool] = always,
+        *,
+        is_charged: bool = False,
     ) -> Iterator[MessageRead]:
         """As `begin_read`, until the end of its context."""
-        reading = self.begin_read(caller, payer, limit, has_begun)
+        reading = self.begin_read(caller, payer, limit, has_begun, is_charged=is_charged)
         try:
             yield reading
         finally:
@@ -276,13 +292,15 @@ class MessageMemory:
 
         Enough reads are ended to remove the excess, assuming that each brought as much. Reads of the payer with the
         most reads go first, of these the caller's with the most, the oldest first. Streams that wait for their next
-        message have brought nothing.
+        message have brought nothing; reads of a size that was charged, nothing that is not held. Those end only where
+        there are no others.
         """
         taken = self._message_bytes()
         unknown = taken - self.held_bytes
         if taken <= self.budget or unknown <= UNEXPLAINED_BYTES:
             return
         begun = [each for each in self._readings if each.has_begun()]
+        begun = [each for each in begun if not each.is_charged] or begun
         of_payer = Counter([each.payer for each in begun])
         of = Counter([each.caller for each in begun])
         old = [each for each in begun if not each.is_shed and now - each.since >= MIN_READ_AGE_S]

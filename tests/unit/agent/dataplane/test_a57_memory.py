@@ -3,6 +3,7 @@ tenant; large requests too."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -215,8 +216,9 @@ async def test_a57_reads_that_take_the_memory_are_ended_and_young_ones_go_on() -
     watching.cancel()
 
 
-async def _first_ended(*reads: tuple[str, str, bool]) -> str:
-    """The payer of the read that is ended where messages take too much. reads: caller, payer, whether it has begun."""
+async def _first_ended(*reads: tuple[str, str, bool], charged: Sequence[tuple[str, str]] = ()) -> str:
+    """The payer of the read that is ended where messages take too much. reads: caller, payer, whether it has begun.
+    charged: others, with a size that was charged."""
     taken, ended = [40 * MIB], list[str]()
     memory = MessageMemory(budget=100 * MIB, resident_bytes=lambda: taken[-1], allocated_bytes=lambda: None)
 
@@ -232,6 +234,8 @@ async def _first_ended(*reads: tuple[str, str, bool]) -> str:
     await asyncio.wait((watching,), timeout=0.01)
     for caller, payer, has_begun in reads:
         memory.begin_read(caller, payer, Ended(payer), partial(bool, has_begun))
+    for caller, payer in charged:
+        memory.begin_read(caller, payer, Ended(payer), is_charged=True)
     taken.append(150 * MIB)
     await until(lambda: ended, 5.0, "one to be ended")
     watching.cancel()
@@ -246,6 +250,12 @@ async def test_a57_reads_of_the_tenant_with_most_are_ended_whatever_its_credenti
 
 async def test_a57_streams_that_wait_for_their_next_message_have_brought_nothing() -> None:
     assert await _first_ended(*(("s", "shop", False) for _ in range(8)), ("a", "acme", True)) == "acme"
+
+
+async def test_a57_reads_of_a_charged_size_bring_nothing_that_is_not_held() -> None:
+    many = [("s", "shop")] * 20
+    assert await _first_ended(("a", "acme", True), charged=many) == "acme"
+    assert await _first_ended(charged=many) == "shop", "where there are no others"
 
 
 @pytest.mark.parametrize("has_heap", [False, True])

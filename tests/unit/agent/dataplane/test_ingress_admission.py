@@ -302,6 +302,33 @@ async def test_watches_of_one_tenants_credentials_leave_places_to_others() -> No
     assert not intake.watch_count
 
 
+async def test_a_caller_that_names_many_tenants_has_the_watches_of_one_caller() -> None:
+    """An operator's certificate, or another node's, may name any."""
+    intake = IngressAdmission()
+    every = [wait_for_news(intake, "operator", f"tenant-{n}") for n in range(WATCHES_PER_CALLER + 9)]
+    async with running(*every) as tasks:
+        assert [task.done() for task in tasks] == [n >= WATCHES_PER_CALLER for n in range(len(every))]
+        async with running(wait_for_news(intake, "token", "acme")) as (other,):
+            assert not other.done()
+    async with running(wait_for_news(intake, "operator", "acme")) as (again,):
+        assert not again.done(), "those that ended hold nothing"
+
+
+async def test_of_one_that_forwards_no_tenant_waits_for_another() -> None:
+    """One whose own credentials hold all places of its tenant waits with what it sends through another node."""
+    intake = IngressAdmission()
+    direct = [drip(intake, f"token-{n}", payer="acme", read_s=0.5) for n in range(READ_SLOTS_PER_PAYER)]
+    through = [drip(intake, "front", payer="acme", read_s=0.5) for _ in range(2 * READ_SLOTS_PER_CALLER)]
+    async with running(*direct, *through):
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with intake.places.take("front"):
+            async with intake.read_slot("front", payer="shop"):
+                assert loop.time() - start < module.GRACE_S / 2
+            async with intake.small_read_slot("front", "shop"):
+                pass
+
+
 async def test_within_a_tenant_the_credential_with_most_watches_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WATCHES_PER_PAYER", 4)
     intake = IngressAdmission()
