@@ -25,7 +25,7 @@ from shoal.agent.worker.failures import brief_error, memory_refusal, run_refusal
 from shoal.agent.worker.providers import CPU_PROVIDER, RUNTIME_VERSION, Partition, Provider, add_provider, partition
 from shoal.agent.worker.shapes import fix_shapes
 from shoal.agent.worker.tensors import DATATYPES, Array, bfloat16, is_bfloat16, tensor_specs
-from shoal.agent.worker.value_dependence import is_bounded_by_size
+from shoal.agent.worker.value_dependence import is_bounded_by_shapes
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
@@ -69,14 +69,15 @@ class Engine:
         operators: frozenset[str] = frozenset(),
         note: str = "",
         *,
-        is_bounded_by_size: bool = False,
+        is_bounded_by_shapes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`operators` are those that the device's provider took. `note` says what runs beside it. `is_bounded_by_size`:
-        no values of its inputs make a run much longer than others of their size. `clock`: as `run_clock`."""
+        """`operators` are those that the device's provider took. `note` says what runs beside it.
+        `is_bounded_by_shapes`: no values of its inputs make a run much longer than others of their shapes. `clock`: as
+        `run_clock`."""
         self.clock = clock
         self.note = note
-        self.is_bounded_by_size = is_bounded_by_size
+        self.is_bounded_by_shapes = is_bounded_by_shapes
         self.session = session
         self.operators = operators
         self.inputs = tensor_specs(session.get_inputs())
@@ -157,8 +158,8 @@ def open_engine(
         session = ort.InferenceSession(fixed, options, providers=add_provider(options, provider), enable_fallback=0)
         _forget_bytes(session)
         if provider.name == CPU_PROVIDER:
-            bounded = is_bounded_by_size(fixed)
-            return Engine(session, is_bounded_by_size=bounded, clock=run_clock(provider.name, provider.threads))
+            bounded = is_bounded_by_shapes(fixed)
+            return Engine(session, is_bounded_by_shapes=bounded, clock=run_clock(provider.name, provider.threads))
         found = partition(session, provider.name)
         operators = frozenset(found.taken if compiled is None else compiled)
         return Engine(session, operators, _check_partition(found, provider, partial, node_flops or {}))

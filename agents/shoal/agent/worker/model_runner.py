@@ -29,7 +29,7 @@ from shoal.agent.worker.pace import element_count, hold_slot
 from shoal.agent.worker.padding_trial import PaddingTrial
 from shoal.agent.worker.providers import CPU_PROVIDER
 from shoal.agent.worker.request_reader import InferRequest, RequestReader, align
-from shoal.agent.worker.run_place import RunPlace
+from shoal.agent.worker.run_place import RunPlace, Shapes
 from shoal.agent.worker.run_timeouts import RunTimeouts
 from shoal.agent.worker.run_watch import RunWatch
 from shoal.agent.worker.runner_threads import RunnerThreads
@@ -375,7 +375,7 @@ class ModelRunner:
             else:
                 # what protobuf must parse may take long
                 request = self._reader.read_usual(job.payload) if job.is_inline else self._reader.read(job.payload)
-            if request is None:
+            if request is None or (job.is_inline and not self._place.is_short(_shapes(request.feeds))):
                 return None
             self._mark_stage(job, "decode")
             run = EngineRun((job,), _elements(request.feeds))
@@ -475,6 +475,8 @@ class ModelRunner:
             busy_s, missed = self._keep_pace(run, real_s, request.feeds)
             if alone is not None:
                 alone.run_s = self._clock() - start if self._pace is not None else real_s
+                if self._place.limit_s:
+                    self._place.record_shapes(_shapes(request.feeds), real_s)
                 self._timeouts.record_run(run.size, real_s)
             for job in run.jobs:
                 self._mark_stage(job, "run")
@@ -527,6 +529,10 @@ class ModelRunner:
         return device_s, real_s > device_s * pace.time_scale
 
 
+def _shapes(feeds: Mapping[str, Array]) -> Shapes:
+    return tuple([feed.shape for feed in feeds.values()])
+
+
 def _elements(feeds: Mapping[str, Array]) -> int:
     """Of all of them together."""
     count = 0
@@ -543,10 +549,12 @@ def run_place(order: LoadOrder, engine: Engine, loaded: LoadResult, limit_s: flo
     measurement.
     """
     is_plain = order.provider == CPU_PROVIDER and order.threads == 1 and not order.slots and order.access.pace is None
-    is_bounded = engine.is_bounded_by_size and all(spec.dtype != "BYTES" for spec in engine.inputs)
+    is_bounded = engine.is_bounded_by_shapes and all(spec.dtype != "BYTES" for spec in engine.inputs)
     place = RunPlace(limit_s if is_plain and is_bounded else 0.0)
     if loaded.measured.samples:
         place.record(_reference_bytes(order, engine), loaded.run_s)
+        shapes = tuple(shape for _, shape in reference_shapes(engine.inputs, order.work.shapes))
+        place.record_shapes(shapes, loaded.run_s)
     return place
 
 

@@ -27,8 +27,16 @@ def inline_limit_s(hop_s: float, processors: int) -> float:
     return max(hop_s, HOLD_S) if processors == 1 else hop_s
 
 
+_MOST_SHAPES: Final = 1024
+"""Of requests that are remembered: when there are more, all run in a thread once more. A choice."""
+Shapes = tuple[tuple[int, ...], ...]
+"""Of all inputs of a request."""
+
+
 class RunPlace:
-    """Chooses by the measured time of runs of like size: requests whose bytes have the same number of binary digits."""
+    """Chooses by the measured time of runs of like size: requests whose bytes have the same number of binary digits. Of
+    these only those whose shapes have run before and were short the last time, since shapes can make a run long that
+    takes no more bytes."""
 
     def __init__(self, limit_s: float) -> None:
         """`limit_s`: as `inline_limit_s`; 0: nothing runs on the loop."""
@@ -36,6 +44,8 @@ class RunPlace:
         self._means: dict[int, float] = {}
         # Runs by size, timed or not.
         self._counts: dict[int, int] = {}
+        # Whose last run was short enough.
+        self._short: set[Shapes] = set()
 
     def is_to_be_timed(self, size: int) -> bool:
         """Whether the processor time of this run of a request of `size` bytes is to be recorded. Counts the run. Where
@@ -55,6 +65,19 @@ class RunPlace:
         """Whether a request of `size` bytes runs on the loop. One of a size that has not run yet does not."""
         mean = self._means.get(size.bit_length())
         return mean is not None and mean <= self.limit_s
+
+    def is_short(self, shapes: Shapes) -> bool:
+        """Whether a request of these shapes has run, and was short enough for the loop the last time."""
+        return shapes in self._short
+
+    def record_shapes(self, shapes: Shapes, clock_s: float) -> None:
+        """A run of them took `clock_s` by the clock."""
+        if clock_s > self.limit_s:
+            self._short.discard(shapes)
+        elif shapes not in self._short:
+            if len(self._short) >= _MOST_SHAPES:
+                self._short.clear()
+            self._short.add(shapes)
 
     def record(self, size: int, seconds: float) -> None:
         """The run of a request of `size` bytes took `seconds` of its thread's processor time, wherever it ran."""

@@ -1,4 +1,4 @@
-"""Whether a request's size bounds the time of a run, or its values can make it long: by the operators of the graph."""
+"""Whether the shapes of a request decide how long its run is, or its values can make it long: by the graph."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Final, NamedTuple
@@ -7,14 +7,18 @@ from shoal.wire.field_limits import fields_of
 
 _BY_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
-    "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Resize": (1, 2, 3),
-    "RoiAlign": (1, 2), "STFT": (1, 3), "Tile": (1, 2), "Upsample": (1,),
+    "DFT": (1, 2), "Expand": (1,), "GRU": (4,), "HammingWindow": (0,), "HannWindow": (0,), "LSTM": (4,),
+    "MaxRoiPool": (1,), "MaxUnpool": (2,), "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3),
+    "RNN": (4,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "RoiAlign": (1, 2), "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4), "Split": (1,), "SplitToSequence": (1,), "Tile": (1, 2), "TopK": (1,), "Upsample": (1,),
 }  # fmt: skip
-"""Operators that run as often, or make a result as large, as the values of these inputs say, by position (ONNX operator
-schemas, opset 25); RoiAlign reads as many points of a box as its sides are long."""
-_BY_GRAPHS: Final = frozenset({"If", "Loop"})
-"""Operators of which values say which graph runs, or how often."""
+"""Operators that run as often, or make a result as large or of such a shape, as the values of these inputs say, by
+position (ONNX operator schemas, opset 25); RoiAlign reads as many points of a box as its sides are long."""
+_BY_ANY_VALUE: Final = frozenset({"Compress", "If", "Loop", "Mod", "NonMaxSuppression", "NonZero", "Unique"})
+"""Operators whose result is as large, or that run as often, as the values say that they compute with; the fmod of two
+numbers takes as many steps as their quotient has digits."""
+_RANDOM: Final = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"})
+"""Operators whose result is another in each run."""
 _DOMAINS: Final = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 """Of other operators nobody knows."""
 _MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
@@ -23,6 +27,11 @@ _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2,
 _TENSOR_NAME, _INPUT_NAME = 8, 1
 _ATTRIBUTE_GRAPHS: Final = (6, 11)
 """Field numbers of onnx.proto."""
+_BYTES: Final = 2
+_NUMBERS: Final = (0, 1, 5)
+"""Wire types of protobuf."""
+_OF_SHAPES: Final = frozenset({"Shape", "Size"})
+"""Operators whose results follow from shapes, as all shapes do where values decide none."""
 
 
 class _Node(NamedTuple):
@@ -34,17 +43,23 @@ class _Node(NamedTuple):
     graphs: tuple[memoryview, ...]
 
     def is_bounded(self, constants: Set[str]) -> bool:
-        """Graphs inside it are not looked into. constants: tensors that no request changes; the empty name, of an input
-        that is not there, among them."""
-        if self.domain not in _DOMAINS or self.operator in _BY_GRAPHS:
+        """Graphs inside it are not looked into. constants: tensors that no values of a request change; the empty name,
+        of an input that is not there, among them."""
+        if self.domain not in _DOMAINS or self.operator in _BY_ANY_VALUE:
             return False
         positions = _BY_VALUES.get(self.operator, ())
         return all(self.inputs[each] in constants for each in positions if each < len(self.inputs))
 
+    def is_constant(self, constants: Set[str]) -> bool:
+        """Whether its results are the same in every run of these shapes."""
+        if self.operator == "Constant" or self.operator in _OF_SHAPES:
+            return True
+        return bool(self.inputs) and self.operator not in _RANDOM and all(each in constants for each in self.inputs)
 
-def is_bounded_by_size(model: bytes) -> bool:
-    """`model`: an ONNX model that the runtime has opened. What it takes from constants alone is as long in every run.
-    False also for one that cannot be read here."""
+
+def is_bounded_by_shapes(model: bytes) -> bool:
+    """`model`: an ONNX model that the runtime has opened. What follows from constants and shapes is the same in every
+    run of those shapes. False also for one that cannot be read here."""
     try:
         return all(_is_part_bounded(number, part) for number, part in _fields(memoryview(model)))
     except (IndexError, ValueError, RecursionError):
@@ -69,7 +84,7 @@ def _is_graph_bounded(graph: memoryview) -> bool:
         if node.graphs:
             if not all(_are_bounded(_nodes(each, _GRAPH_NODE)) for each in node.graphs):
                 return False
-        elif node.operator == "Constant" or (node.inputs and constants.issuperset(node.inputs)):
+        elif node.is_constant(constants):
             constants.update(node.outputs)
     return True
 
@@ -111,5 +126,11 @@ def _names(graph: memoryview, field: int, name: int) -> Iterator[str]:
 
 
 def _fields(part: memoryview) -> Iterator[tuple[int, memoryview]]:
-    for number, _, at, end in fields_of(part, 0, len(part)):
-        yield number, part[at:end]
+    """Those of bytes: a parser knows none of these numbers by another wire type. Raises ValueError for a group, which
+    this would read as fields of its own."""
+    for number, start, at, end in fields_of(part, 0, len(part)):
+        wire_type = part[start] & 7
+        if wire_type == _BYTES:
+            yield number, part[at:end]
+        elif wire_type not in _NUMBERS:
+            raise ValueError(f"wire type {wire_type}")

@@ -43,6 +43,22 @@ def test_a_size_that_has_not_run_is_not_inline() -> None:
     assert not RunPlace(0.0).is_inline(100)
 
 
+def test_shapes_that_have_not_run_or_were_long_are_not_inline() -> None:
+    place = RunPlace(HOP_S)
+    wide, long = ((1, 4096),), ((4096, 1),)
+    assert not place.is_short(wide)
+    place.record_shapes(wide, HOP_S / 2)
+    assert place.is_short(wide)
+    place.record_shapes(long, HOP_S * 2)
+    assert not place.is_short(long)
+    place.record_shapes(wide, HOP_S * 2)
+    assert not place.is_short(wide), "the last time counts"
+    for length in range(2000):
+        place.record_shapes(((length,),), HOP_S / 2)
+    assert place.is_short(((1999,),))
+    assert not place.is_short(((0,),)), "not all are remembered"
+
+
 @given(st.lists(st.sampled_from([HOP_S / 3, HOP_S * 3]), min_size=40, max_size=40), st.sampled_from([1 / 3, 3]))
 def test_it_follows_what_is_measured_now(before: list[float], now: float) -> None:
     place = RunPlace(HOP_S)
