@@ -141,8 +141,9 @@ class ModelCache(Protocol):
         """
         ...
 
-    async def discard(self, digest: str) -> None:
-        """Move aside bytes that turned out to be corrupt, so that the next `ensure` fetches them again."""
+    async def discard(self, digest: str) -> bool:
+        """Move bytes aside that are not what their digest says, so that the next `ensure` fetches them again. Returns
+        whether there were such. Raises ShoalError(FETCH_FAILED)."""
         ...
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ async def test_a_disk_that_takes_no_writes_any_more_gives_what_it_holds(
     monkeypatch.setattr(Path, "unlink", read_only)
     kept = cache(tmp_path, origin)
     assert await ensure(kept, data) == path
+    path.write_bytes(b"\0" + data[1:])
     with pytest.raises(ShoalError) as refused:
         await kept.discard(digest_of(data))
     assert refused.value.code is Code.FETCH_FAILED
@@ -181,10 +182,13 @@ async def test_f33_bytes_that_the_worker_found_wrong_are_set_aside_and_fetched_a
     kept = cache(tmp_path, origin)
     path = await ensure(kept, data)
     path.write_bytes(b"\0" + data[1:])
-    await kept.discard(digest_of(data))
+    assert await kept.discard(digest_of(data))
+    assert not await kept.discard(digest_of(data)), "it is gone"
     assert (await ensure(kept, data)).read_bytes() == data
     assert path.with_name(f"{path.name}.corrupt").exists()
     assert len(origin.asked) == 2
+    assert not await kept.discard(digest_of(data)), "another load, that read what was there before, is late"
+    assert path.exists()
 
 
 async def test_f33_a_truncated_model_is_fetched_again(tmp_path: Path) -> None:

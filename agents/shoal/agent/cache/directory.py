@@ -106,14 +106,17 @@ class DirectoryCache:
         whole = self._folder / _file_name(digest)
         return str(whole) if await asyncio.to_thread(_is_complete, whole, size) else None
 
-    async def discard(self, digest: str) -> None:
+    async def discard(self, digest: str) -> bool:
         whole = self._folder / _file_name(digest)
-        if await asyncio.to_thread(whole.exists):
-            try:
+        try:
+            async with self._locks[whole.name]:  # it may have been fetched again meanwhile
+                if not await asyncio.to_thread(_is_corrupt, whole, digest):
+                    return False
                 await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
-            except OSError as cause:
-                raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
-            self._log.warning("model_corrupt", code=Code.MODEL_DIGEST, digest=digest)
+        except OSError as cause:
+            raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
+        self._log.warning("model_corrupt", code=Code.MODEL_DIGEST, digest=digest)
+        return True
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
         self._pinned = frozenset(_file_name(digest) for digest in pinned)
@@ -248,6 +251,15 @@ def _digest_of(made: Path) -> tuple[int, str]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size, f"sha256:{digest}"
+
+
+def _is_corrupt(whole: Path, digest: str) -> bool:
+    """False also where there is no file. Raises OSError where it cannot be read."""
+    try:
+        with os.fdopen(os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" != digest
+    except FileNotFoundError:
+        return False
 
 
 def _append(file: BinaryIO, sha: "hashlib._Hash", chunk: bytes) -> None:

@@ -341,13 +341,19 @@ class ReplicaManager:
                 if replica.draining is None or replica.draining.done():
                     replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
             case events.DiscardBytes():
-                await self._cache.discard(asked.model)
-                for name in [
-                    name for name, each in self._replicas.items() if each.state.assignment.model == asked.model
-                ]:
-                    self._apply_event(name, events.BytesDiscarded())
+                await self._discard_corrupt(replica)
             case events.WakeAt():
                 pass  # scheduled when the state was entered
+
+    async def _discard_corrupt(self, replica: _Replica) -> None:
+        asked, prepared = replica.state.assignment, replica.prepared
+        for digest in (asked.samples, prepared.digest if prepared is not None else ""):
+            if digest:
+                await self._cache.discard(digest)
+        if not await self._cache.discard(asked.model):
+            return
+        for name in [name for name, each in self._replicas.items() if each.state.assignment.model == asked.model]:
+            self._apply_event(name, events.BytesDiscarded())
 
     async def _fetch(self, replica: _Replica) -> None:
         asked = replica.state.assignment

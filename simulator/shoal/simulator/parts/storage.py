@@ -343,9 +343,12 @@ class SimModelCache:
             self._cached_models[digest] = True
         return f"/cache/{digest}"
 
-    async def discard(self, digest: str) -> None:
+    async def discard(self, digest: str) -> bool:
         self._process.gate("discard")
-        self._cached_models.pop(digest, None)
+        if self._cached_models.get(digest, True):
+            return False  # it is not there, or sound
+        del self._cached_models[digest]
+        return True
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
         self._process.gate("collect")

@@ -306,8 +306,40 @@ def test_f33_what_is_staged_is_fetched_again_once_its_bytes_are_set_aside() -> N
     assert isinstance(fetching, Fetching)
     assert effects == (StartFetch(), WakeAt(fetching.until))
     assert phase(step(fetching, ModelFetched("x"), at(21), LIMITS)[0]) is Phase.STAGED
-    for other in (READY, LOADING, FETCHING):
-        assert step(other, BytesDiscarded(), other.since, LIMITS) == (other, ()), "it has its bytes, or gets them"
+    for other in (READY, LOADING):
+        assert step(other, BytesDiscarded(), other.since, LIMITS) == (other, ()), "it has read them"
+
+
+def test_f33_who_may_have_found_the_bytes_already_looks_again() -> None:
+    fetching, effects = step(FETCHING, BytesDiscarded(), at(5), LIMITS)
+    assert isinstance(fetching, Fetching)
+    assert effects == (StopFetch(), StartFetch(), WakeAt(fetching.until))
+    assert fetching.since == at(5)
+
+
+def test_f33_who_drains_meanwhile_fetches_before_it_is_staged() -> None:
+    draining: State = replace(DRAINING, assignment=replace(ASKED, staged=True))
+    assert phase(step(draining, CRASH, at(5), LIMITS)[0]) is Phase.STAGED
+    without, effects = step(draining, BytesDiscarded(), at(5), LIMITS)
+    assert isinstance(without, Draining)
+    assert effects == ()
+    ends: tuple[tuple[Event, tuple[StopWorker, ...]], ...] = (
+        (Idle(), (StopWorker(),)),
+        (CRASH, ()),
+        (TimerFired(), (StopWorker(),)),
+    )
+    for event, stopped in ends:
+        now = at(40) if isinstance(event, TimerFired) else at(6)
+        fetching, effects = step(without, event, now, LIMITS)
+        assert isinstance(fetching, Fetching)
+        assert effects == (*stopped, StartFetch(), WakeAt(fetching.until))
+    assert isinstance(step(replace(without, assignment=ASKED), CRASH, at(6), LIMITS)[0], Gone)
+
+
+def test_f33_a_preparation_that_finds_the_bytes_corrupt_sets_them_aside() -> None:
+    state, effects = step(FETCHING, FetchFailed(Refusal(Code.MODEL_DIGEST, "other bytes")), at(5), LIMITS)
+    assert isinstance(state, Failed)
+    assert effects == (DiscardBytes(), WakeAt(state.retry_at))
 
 
 def test_back_off_doubles_up_to_its_cap_and_differs_by_assignment() -> None:

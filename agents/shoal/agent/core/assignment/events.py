@@ -101,7 +101,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class BytesDiscarded:
-    """Another assignment's load found that the cached bytes are not the model's, and they were set aside."""
+    """A load, of any assignment, found that the cached bytes are not the model's, and they were set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class AwaitIdle:
 
 @dataclass(frozen=True, slots=True)
 class DiscardBytes:
-    """The cached bytes do not match the model's digest: set them aside, and send BytesDiscarded to all others of the
-    model."""
+    """Cached bytes do not match their digest: set those aside that do not. If they are the model's, send BytesDiscarded
+    to all assignments of the model."""
 
 
 @dataclass(frozen=True, slots=True)

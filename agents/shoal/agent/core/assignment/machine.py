@@ -126,7 +126,8 @@ def _expire(state: State, now: Elapsed, limits: AssignmentLimits) -> Step:
         case Unloading() if now >= state.until:
             return Ready(state.assignment, state.record, now, state.loaded_model), ()
         case Draining() if now >= state.until:
-            return _after_drain(state, now), (StopWorker(),)
+            after, effects = _after_drain(state, now, limits)
+            return after, (StopWorker(), *effects)
         case Failed() if now >= state.retry_at:
             return begin(state.assignment, now, limits, replace(state.record, restarts=state.record.restarts + 1))
         case (
@@ -167,7 +168,7 @@ def _apply(state: State, event: Event, now: Elapsed, limits: AssignmentLimits) -
         case Staged():
             return _when_staged(state, event, now, limits)
         case Draining():
-            return _when_draining(state, event, now)
+            return _when_draining(state, event, now, limits)
         case Failed() | Poisoned() | Rejected():
             return _when_failed(state, event, now, limits)
         case Gone():
@@ -187,6 +188,11 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
         case PreparationStarted():
             until = Elapsed(now + limits.prepare_s)
             return replace(state, until=until, preparing=Preparing.RUNNING), (WakeAt(until),)
+        case BytesDiscarded():  # it may have found them already, and wait for something else
+            after, effects = begin(state.assignment, now, limits, state.record)
+            return after, (StopFetch(), *effects)
+        case FetchFailed(refusal) if refusal.code is Code.MODEL_DIGEST:
+            return _fail(state, refusal, now, limits, DiscardBytes())
         case FetchFailed(refusal) if refusal.code in PERMANENT_LOAD_FAILURES:
             return Poisoned(state.assignment, state.record, now, refusal), ()
         case FetchFailed(refusal):
@@ -205,7 +211,6 @@ def _when_fetching(state: Fetching, event: Event, now: Elapsed, limits: Assignme
             | Unused()
             | WakeRequested()
             | Idle()
-            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -459,12 +464,15 @@ def _when_staged(state: Staged, event: Event, now: Elapsed, limits: AssignmentLi
             return state, ()
 
 
-def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
+def _when_draining(state: Draining, event: Event, now: Elapsed, limits: AssignmentLimits) -> Step:
     match event:
         case Idle() if now >= state.not_before:
-            return _after_drain(state, now), (StopWorker(),)
+            after, effects = _after_drain(state, now, limits)
+            return after, (StopWorker(), *effects)
         case Exited():
-            return _after_drain(state, now), ()
+            return _after_drain(state, now, limits)
+        case BytesDiscarded():
+            return replace(state, has_bytes=False), ()
         case DrainRequested():
             return replace(state, assignment=replace(state.assignment, staged=False)), ()
         case ResumeRequested(asked) if asked.staged:
@@ -484,7 +492,6 @@ def _when_draining(state: Draining, event: Event, now: Elapsed) -> Step:
             | Unused()
             | WakeRequested()
             | Idle()
-            | BytesDiscarded()
             | TimerFired()
         ):
             return state, ()
@@ -664,7 +671,9 @@ def _drain(state: Ready, now: Elapsed, limits: AssignmentLimits) -> Step:
     return draining, (AwaitIdle(), WakeAt(until))
 
 
-def _after_drain(state: Draining, now: Elapsed) -> State:
-    if state.assignment.staged:
-        return Staged(state.assignment, state.record, now)
-    return Gone(state.assignment, state.record, now)
+def _after_drain(state: Draining, now: Elapsed, limits: AssignmentLimits) -> Step:
+    if not state.assignment.staged:
+        return Gone(state.assignment, state.record, now), ()
+    if not state.has_bytes:
+        return begin(state.assignment, now, limits, state.record)
+    return Staged(state.assignment, state.record, now), ()

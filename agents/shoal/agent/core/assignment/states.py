@@ -236,7 +236,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Finishes what is in flight. Afterwards it is Staged if `assignment.staged`, else Gone."""
+    """Finishes what is in flight. Afterwards it is Staged if `assignment.staged`, or fetches for that; else Gone."""
 
     # The assignment as last desired.
     assignment: Assignment
@@ -250,6 +250,8 @@ class Draining:
     not_before: Elapsed
     # Latest end of the drain, elapsed clock.
     until: Elapsed
+    # Whether nobody found the model's bytes on disk corrupt meanwhile.
+    has_bytes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,12 @@ class _MemoryLaw(NamedTuple):
     law: LoadLaw
     # What the provider takes for itself where no receipt says it. 0: the law has that in it.
     provider_bytes: float
+    # Of what the provider takes for itself, as probed, the part that every load took.
+    own_share: float = 1.0
 
     def estimate(self, sizes: LoadSizes, provider_bytes: float) -> Interval:
         known = (provider_bytes or self.provider_bytes) if self.provider_bytes else 0.0
-        return self.law.estimate(sizes, known=known, never_under=True)
+        return self.law.estimate(sizes, known=self.own_share * known, never_under=True)
 
 
 def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | None:
@@ -186,9 +188,12 @@ def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | Non
         if is_own or holds_provider(each.memory_bytes, each.provider_bytes)  # an earlier version kept others
     ]
     told = [row for row in rows if row[2] > 0] if not is_own else []
-    law = _memory_law(_seen(told), provider)
+    # A share, since a law would lay what is less to all models, whatever a device's provider takes.
+    share = min((value / known for _, value, known in told), default=1.0)
+    share = min(share, 1.0)
+    law = _memory_law(_seen((sizes, value, share * known) for sizes, value, known in told), provider)
     if law is not None:
-        return _MemoryLaw(law, _median(known for _, _, known in told))
+        return _MemoryLaw(law, _median(known for _, _, known in told), share)
     law = _memory_law(_seen((sizes, value, 0.0) for sizes, value, _ in rows), provider)
     return None if law is None else _MemoryLaw(law, 0.0)
 

@@ -413,6 +413,9 @@ def test_a_small_model_may_have_a_provider_take_less_than_the_probe_s() -> None:
     found = loads.load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 1e6, 0.0, 10.0)), 1.48e8)
     assert found is not None
     assert found.memory_bytes.mid == pytest.approx(1.23e8, rel=0.02)
+    lesser = loads.load(CARD, needs(LoadSizes(1.0, 0.0, 0.0, 1e6, 0.0, 10.0)), 2.5e7)
+    assert lesser is not None
+    assert lesser.memory_bytes.mid > 0.75 * 2.5e7, "a provider of less is not less than nothing"
 
 
 def test_a_load_that_joined_where_nobody_knows_what_the_provider_takes_teaches_no_memory() -> None:
