@@ -53,7 +53,7 @@ from shoal.coordinator.core.prediction import exchange
 from shoal.coordinator.link.grpc import HELLO_S, MAX_INVALID
 from shoal.coordinator.main import watchdog
 from shoal.coordinator.peers import messages
-from shoal.host import metrics_page
+from shoal.host import http2_session, metrics_page
 from shoal.http2 import connection, frames, header_blocks, stream_resets, stream_shares
 from shoal.policies.documents import MAX_TOTAL_NODES
 from shoal.types.assignment import MAX_INGRESS, MAX_INGRESS_PART, MAX_STATUS_TENSORS, MAX_SUBSCRIPTIONS
@@ -251,10 +251,13 @@ def test_the_reference_of_limits_is_true() -> None:
             "fewer where the answer would come after the deadline, as measured "
             f"({FrontSettings('', '').timeout_s:g} s where a request names none)"
         ),
-        "messages on their way in, of one caller, of one tenant and of all": (
+        "messages on their way in, of one caller for one tenant, of one tenant, of all": (
             f"{ingress.READ_SLOTS_PER_CALLER}, {ingress.READ_SLOTS_PER_PAYER}, {ingress.READ_SLOTS}; "
             f"with a crowd waiting each has {ingress.GRACE_S:g} s; "
             "the tenant with fewest is next, of it the caller with fewest"
+        ),
+        "output of a connection that its peer does not take, beside one frame of data": (
+            f"{http2_session.UNTAKEN_BYTES // MIB} MiB"
         ),
         "answers that one caller does not read": f"{call_places.BYTES_PER_CALLER // MIB} MiB",
         "sessions at a front, of one tenant": f"{SessionLimits().max_sessions:,}, {SessionLimits().per_tenant:,}",
