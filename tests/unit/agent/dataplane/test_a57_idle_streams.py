@@ -50,7 +50,8 @@ class Service:
 
 
 async def test_a57_an_idle_stream_has_let_go_of_its_answer() -> None:
-    methods: Any = GrpcMethods(Service(), IngressAdmission())
+    service: Any = Service()  # what a stream calls of it
+    methods = GrpcMethods(service, IngressAdmission())
     wire = Taken()
     limits = GrpcServerLimits(
         streams=8, message_bytes=2 * SIZE, handshake_s=60.0, ping_interval_s=60.0, ping_timeout_s=60.0
