@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from shoal.wire.field_limits import fields_of
 
 _BY_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
-    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,),
+    "AffineGrid": (1,), "Attention": (6,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
     "DFT": (1, 2), "Expand": (1,), "GRU": (4,), "HammingWindow": (0,), "HannWindow": (0,), "LSTM": (4,),
     "MaxRoiPool": (1,), "MaxUnpool": (2,), "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3),
     "RNN": (4,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (1, 2, 3), "RoiAlign": (1, 2), "STFT": (1, 3),
@@ -14,7 +15,9 @@ _BY_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
 }  # fmt: skip
 """Operators that run as often, or make a result as large or of such a shape, as the values of these inputs say, by
 position (ONNX operator schemas, opset 25); RoiAlign reads as many points of a box as its sides are long."""
-_BY_ANY_VALUE: Final = frozenset({"Compress", "If", "Loop", "Mod", "NonMaxSuppression", "NonZero", "Unique"})
+_BY_ANY_VALUE: Final = frozenset(
+    {"Compress", "If", "ImageDecoder", "Loop", "Mod", "NonMaxSuppression", "NonZero", "Unique"}
+)
 """Operators whose result is as large, or that run as often, as the values say that they compute with; the fmod of two
 numbers takes as many steps as their quotient has digits."""
 _RANDOM: Final = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"})

@@ -81,6 +81,7 @@ def test_what_constants_alone_decide_is_as_long_in_every_run(model: bytes, bound
         ("NonZero", ["x"]), ("Compress", ["x", "c"]), ("Unique", ["x"]), ("NonMaxSuppression", ["x", "x", "c"]),
         ("Reshape", ["x", "n"]), ("Slice", ["x", "c", "n"]), ("TopK", ["x", "n"]), ("Split", ["x", "n"]),
         ("SplitToSequence", ["x", "n"]), ("LSTM", ["x", "c", "c", "", "n"]), ("MaxRoiPool", ["x", "n"]),
+        ("ImageDecoder", ["x"]), ("Attention", ["x", "x", "x", "", "", "", "n"]), ("Mod", ["x", "n"]),
     ],
 )  # fmt: skip
 def test_results_as_large_as_values_say_are_not_bounded(operator: str, inputs: list[str]) -> None:
