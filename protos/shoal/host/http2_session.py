@@ -13,8 +13,9 @@ from shoal.http2.grpc_messages import MessageReader
 WINDOW_REFILL: Final = DEFAULT_WINDOW // 2
 """A stream's window is widened once this much of it is used."""
 UNTAKEN_BYTES: Final = 2**22
-"""Output that a peer may leave untaken, and one frame of data: beyond that its connection ends. Data of streams waits
-in their queues meanwhile, so that this is thousands of refusals, or of answers to pings. A choice."""
+"""Output for a peer that takes nothing of what it was sent before, and one frame of data: beyond that its connection
+ends. Data of streams waits in their queues meanwhile, so that this is thousands of refusals, or of answers to pings. A
+choice."""
 _KEEPALIVE_PING: Final = b"alive\0\0\0"
 
 
@@ -30,6 +31,8 @@ class Http2Session(asyncio.Protocol):
         self._user_timeout_s = user_timeout_s
         self._transport: asyncio.Transport | None = None
         self._is_flush_due = False
+        self._untaken_bytes = 0
+        """Written since the peer took nothing more."""
         self._flushes = flush_queue()
         self._opened_at = self.loop.time()
         self._heard_at = self._opened_at
@@ -66,6 +69,7 @@ class Http2Session(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.connection.can_send = True
+        self._untaken_bytes = 0
         self.connection.pump()
         self.flush()
 
@@ -113,12 +117,12 @@ class Http2Session(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         while output := self.connection.take_output():
+            if not self.connection.can_send:
+                self._untaken_bytes += len(output)
             transport.write(output)
-        if not self.connection.can_send:
-            untaken = transport.get_write_buffer_size()
-            if untaken > UNTAKEN_BYTES + self.connection.peer_frame_bytes:
-                self.on_untaken()
-                transport.abort()
+        if self._untaken_bytes > UNTAKEN_BYTES + self.connection.peer_frame_bytes:
+            self.on_untaken()
+            transport.abort()
 
     def close(self) -> None:
         """Close the connection once its output is sent."""

@@ -71,10 +71,6 @@ class TlsTransport(asyncio.Transport):
     def abort(self) -> None:
         self._connection.plain.abort()
 
-    def get_write_buffer_size(self) -> int:
-        """Bytes of TLS records that the kernel has not taken yet."""
-        return self._connection.plain.get_write_buffer_size()
-
     def pause_reading(self) -> None:
         self._connection.pause_reading()
 
