@@ -119,10 +119,11 @@ class Http2Session(asyncio.Protocol):
         while output := self.connection.take_output():
             if not self.connection.can_send:
                 self._untaken_bytes += len(output)
+                if self._untaken_bytes > UNTAKEN_BYTES + self.connection.peer_frame_bytes:
+                    self.on_untaken()
+                    transport.abort()
+                    return
             transport.write(output)
-        if self._untaken_bytes > UNTAKEN_BYTES + self.connection.peer_frame_bytes:
-            self.on_untaken()
-            transport.abort()
 
     def close(self) -> None:
         """Close the connection once its output is sent."""

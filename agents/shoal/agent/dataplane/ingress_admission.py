@@ -511,9 +511,8 @@ class IngressAdmission:
                 with ExitStack() as noted:
                     for each in slots:
                         noted.enter_context(each.track(reader, limit))
-                    reading = noted.enter_context(
-                        self._memory.track_read(*reader, limit, has_begun, is_charged=is_charged)
-                    )
+                    reading = self._memory.begin_read(*reader, limit, has_begun, is_charged=is_charged)
+                    noted.callback(self._memory.end_read, reading)
                     yield
         except TimeoutError as error:
             if reading is not None and reading.is_shed:

@@ -9,8 +9,7 @@ the budget, reads are ended, those of the tenant with the most reads first.
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -227,23 +226,6 @@ class MessageMemory:
 
     def end_read(self, reading: MessageRead) -> None:
         self._readings.remove(reading)
-
-    @contextmanager
-    def track_read(
-        self,
-        caller: str,
-        payer: str,
-        limit: Limit,
-        has_begun: Callable[[], bool] = always,
-        *,
-        is_charged: bool = False,
-    ) -> Iterator[MessageRead]:
-        """As `begin_read`, until the end of its context."""
-        reading = self.begin_read(caller, payer, limit, has_begun, is_charged=is_charged)
-        try:
-            yield reading
-        finally:
-            self.end_read(reading)
 
     async def watch(self) -> None:
         """End reads while the process exceeds the budget. Runs until cancelled."""

@@ -189,8 +189,7 @@ def _memory_law_of(loads: Sequence[Residual], provider: str) -> _MemoryLaw | Non
     ]
     told = [row for row in rows if row[2] > 0] if not is_own else []
     # A share, since a law would lay what is less to all models, whatever a device's provider takes.
-    share = min((value / known for _, value, known in told), default=1.0)
-    share = min(share, 1.0)
+    share = min([1.0, *(value / known for _, value, known in told)])
     law = _memory_law(_seen((sizes, value, share * known) for sizes, value, known in told), provider)
     if law is not None:
         return _MemoryLaw(law, _median(known for _, _, known in told), share)
